@@ -1,0 +1,58 @@
+"""Elastic data-parallel training of PyTorch models on machines of unequal speed.
+
+Importing this imports nothing heavy: torch and MPI are loaded when the first name that needs them is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from elche import errors
+from elche.config import Cadence
+
+if TYPE_CHECKING:
+    from elche.training.loader import DataLoader
+    from elche.training.optimizer import DistributedOptimizer
+    from elche.world import (
+        cross_rank,
+        cross_size,
+        device,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        rank,
+        shutdown,
+        size,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cadence",
+    "DataLoader",
+    "DistributedOptimizer",
+    "cross_rank",
+    "cross_size",
+    "device",
+    "errors",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+_HOME = {"DataLoader": "elche.training.loader", "DistributedOptimizer": "elche.training.optimizer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'elche' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME.get(name, "elche.world")), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,1 @@
+"""Ways to talk: one Protocol (base), threads (memory), host buffers over MPI (mpi)."""

@@ -1,0 +1,124 @@
+"""The Protocol every backend speaks: few verbs, host buffers, a deadline on every wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elche.errors import ConfigError
+
+Buffer = NDArray[Any]
+DEADLINE_SECONDS = 600.0  # first batches, compilation and evaluation on one rank are long and no fault
+SUMMED = np.typecodes["AllInteger"] + "fdFD"  # what both numpy and every MPI can add
+
+
+class Comm(Protocol):
+    """What the ranks of one generation say to each other.
+
+    Every verb is collective: all ranks call it, in the same order, with the same shapes and dtypes.
+    Arrays are C-contiguous numpy arrays on host memory and are passed without a copy; anything else is
+    refused locally with `ConfigError`, and nothing has been sent then. A verb that does not end within
+    `deadline_seconds` (None: the communicator's own) raises `DeadlineError`; any other failure raises
+    `CommError`. After either the communicator is unusable: further verbs raise `CommError`, and the
+    arrays that were to be overwritten may still be written to. Results have the same bits on every rank.
+
+    Attributes:
+        rank: this rank's number, 0..size-1.
+        size: how many ranks there are.
+        local_rank: this rank's number among those of its host.
+        local_size: how many ranks its host has.
+        cross_rank: its host's number, counted over the hosts that have this local rank.
+        cross_size: how many hosts have a rank of this local number.
+        deadline_seconds: how long a verb waits when it is not told.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    deadline_seconds: float
+
+    def all_gather(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return every rank's `send`, stacked in rank order: shape `(size, *send.shape)`, same dtype."""
+        ...
+
+    def all_reduce(
+        self, sends: Sequence[Buffer], recvs: Sequence[Buffer], *, deadline_seconds: float | None = None
+    ) -> None:
+        """Sum `sends[i]` over the ranks into `recvs[i]`, for all i at once; `sends` stay as they were."""
+        ...
+
+    def broadcast(
+        self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None
+    ) -> None:
+        """Overwrite `buffers` on every rank with those of rank `root`, in place."""
+        ...
+
+    def agree(self, ok: bool, *, deadline_seconds: float | None = None) -> bool:
+        """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
+        ...
+
+    def close(self) -> None:
+        """Give back what can be; further verbs raise `CommError`. Not collective, may be repeated."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """End the job for all ranks with exit code `code`, as far as the backend can; may not return."""
+        ...
+
+
+def all_gather_bytes(comm: Comm, payload: bytes, *, deadline_seconds: float | None = None) -> list[bytes]:
+    """Return every rank's `payload`, in rank order; lengths may differ."""
+    sizes = comm.all_gather(np.array([len(payload)], np.int64), deadline_seconds=deadline_seconds)[:, 0]
+    padded = np.zeros(max(1, int(sizes.max())), np.uint8)
+    padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+    rows = comm.all_gather(padded, deadline_seconds=deadline_seconds)
+    return [rows[rank, :size].tobytes() for rank, size in enumerate(sizes)]
+
+
+def require_seconds(seconds: float) -> float:
+    """Return `seconds` if a deadline can be that long, else raise `ConfigError`."""
+    if not seconds > 0:
+        raise ConfigError(f"deadline_seconds must be above 0, got {seconds}")
+    return seconds
+
+
+def require_root(root: int, size: int) -> None:
+    """Raise `ConfigError` if there is no rank `root`."""
+    if not 0 <= root < size:
+        raise ConfigError(f"root must be in 0..{size - 1}, got {root}")
+
+
+def require_contiguous(verb: str, *buffers: Buffer) -> None:
+    """Raise `ConfigError` if one of `buffers` cannot be passed without a copy."""
+    for buffer in buffers:
+        if not buffer.flags.c_contiguous:
+            raise ConfigError(
+                f"{verb} takes C-contiguous arrays, got strides {buffer.strides} of shape {buffer.shape}"
+            )
+
+
+def require_pairs(sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> None:
+    """Raise `ConfigError` if `sends` cannot be summed into `recvs`, out of place and without a copy."""
+    if len(sends) != len(recvs):
+        raise ConfigError(
+            f"all_reduce takes one recv per send, got {len(sends)} sends and {len(recvs)} recvs"
+        )
+    require_contiguous("all_reduce", *sends, *recvs)
+    for send, recv in zip(sends, recvs, strict=True):
+        if (send.shape, send.dtype) != (recv.shape, recv.dtype):
+            raise ConfigError(
+                f"all_reduce takes pairs of one shape and dtype, got {send.shape} {send.dtype} "
+                f"and {recv.shape} {recv.dtype}"
+            )
+        if send.dtype.char not in SUMMED:
+            raise ConfigError(
+                f"all_reduce sums integers, float32, float64 and their complex pairs, got {send.dtype}"
+            )
+        if np.may_share_memory(send, recv):
+            raise ConfigError("all_reduce works out of place, but a send and its recv share memory")

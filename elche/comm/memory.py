@@ -1,0 +1,229 @@
+"""The `memory` backend: the ranks are threads of one process. World size 1, tests, simulation."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from elche.comm.base import (
+    DEADLINE_SECONDS,
+    Buffer,
+    require_contiguous,
+    require_pairs,
+    require_root,
+    require_seconds,
+)
+from elche.errors import CommError, ConfigError, DeadlineError
+
+Result = TypeVar("Result")
+
+
+def single(*, deadline_seconds: float = DEADLINE_SECONDS) -> MemoryComm:
+    """Return the communicator of a world of one rank, the caller."""
+    return MemoryComm(_Meeting(1), 0, deadline_seconds=deadline_seconds)
+
+
+def run(n: int, fn: Callable[..., Result], *args: Any, timeout_seconds: float = 60.0) -> list[Result]:
+    """Call `fn(comm, *args)` on `n` ranks, each a thread, and return their results in rank order.
+
+    When a rank raises, the waits of the others fail at once, and the first error is raised here.
+
+    Args:
+        n: the number of ranks, at least 1.
+        fn: what each rank does.
+        *args: given to each rank after its communicator.
+        timeout_seconds: how long all ranks together may take.
+
+    Returns:
+        What `fn` returned on rank 0, 1, ...
+
+    Raises:
+        ConfigError: `n` is below 1.
+        DeadlineError: a rank has not returned in time; its thread is left behind.
+
+    Example:
+        >>> run(3, lambda comm: comm.all_gather(np.array([comm.rank])).ravel().tolist())
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    """
+    if n < 1:
+        raise ConfigError(f"n must be at least 1, got {n}")
+    meeting = _Meeting(n)
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = fn(MemoryComm(meeting, rank), *args)
+        except BaseException as error:  # raised again by run()
+            errors.append(error)
+            meeting.fail(f"rank {rank} ended with {type(error).__name__}: {error}", error)
+        meeting.leave(rank)
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + timeout_seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if errors:
+        raise next((error for error in errors if error is meeting.cause), errors[0])
+    if late := meeting.late():
+        meeting.fail(f"run() has ended without ranks {late}")
+        raise DeadlineError(
+            f"run() did not end within {timeout_seconds:g} s; ranks {late} of {n} have not returned"
+        )
+    return [results[rank] for rank in range(n)]
+
+
+class MemoryComm:
+    """`Comm` between threads; sums run over the ranks in their order."""
+
+    def __init__(self, meeting: _Meeting, rank: int, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+        self.deadline_seconds = require_seconds(deadline_seconds)
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = meeting.size
+        self.cross_rank, self.cross_size = 0, 1
+        self._meeting = meeting
+        self._closed = False
+
+    def all_gather(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return every rank's `send`, stacked in rank order: shape `(size, *send.shape)`, same dtype."""
+        require_contiguous("all_gather", send)
+        rows: Buffer = self._meet(f"all_gather of {_kinds([send])}", send, np.stack, deadline_seconds)
+        return np.copy(rows)
+
+    def all_reduce(
+        self, sends: Sequence[Buffer], recvs: Sequence[Buffer], *, deadline_seconds: float | None = None
+    ) -> None:
+        """Sum `sends[i]` over the ranks into `recvs[i]`, for all i at once; `sends` stay as they were."""
+        require_pairs(sends, recvs)
+        sums = self._meet(f"all_reduce of {_kinds(sends)}", sends, _sum_in_rank_order, deadline_seconds)
+        for recv, total in zip(recvs, sums, strict=True):
+            np.copyto(recv, total)
+
+    def broadcast(
+        self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None
+    ) -> None:
+        """Overwrite `buffers` on every rank with those of rank `root`, in place."""
+        require_root(root, self.size)
+        require_contiguous("broadcast", *buffers)
+        sent = self._meet(
+            f"broadcast from rank {root} of {_kinds(buffers)}",
+            buffers,
+            lambda buffers_w: [buffer.copy() for buffer in buffers_w[root]],
+            deadline_seconds,
+        )
+        for buffer, source in zip(buffers, sent, strict=True):
+            np.copyto(buffer, source)
+
+    def agree(self, ok: bool, *, deadline_seconds: float | None = None) -> bool:
+        """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
+        return bool(self._meet("agree", ok, all, deadline_seconds))
+
+    def close(self) -> None:
+        """Refuse further verbs; ranks that wait for this one fail at once."""
+        self._closed = True
+        self._meeting.leave(self.rank)
+
+    def abort(self, code: int) -> None:
+        """Make all waits and further verbs of all ranks fail."""
+        self._meeting.fail(f"rank {self.rank} aborted with exit code {code}")
+
+    def _meet(
+        self, call: str, value: Any, combine: Callable[[list[Any]], Any], deadline_seconds: float | None
+    ) -> Any:
+        if self._closed:
+            raise CommError(f"rank {self.rank} of {self.size} cannot {call.split()[0]}: it was closed")
+        limit = self.deadline_seconds if deadline_seconds is None else require_seconds(deadline_seconds)
+        return self._meeting.meet(self.rank, call, value, combine, limit)
+
+
+class _Meeting:
+    """Where the ranks meet, once per verb: the last to come combines what all have brought.
+
+    The others wait meanwhile, so nothing they brought needs a copy; and no rank can be two verbs
+    ahead, so one result is enough.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.cause: BaseException | None = None
+        self._failure: str | None = None
+        self._changed = threading.Condition()
+        self._calls: dict[int, str] = {}
+        self._values: dict[int, Any] = {}
+        self._left: set[int] = set()
+        self._num_met = 0
+        self._result: Any = None
+
+    def meet(
+        self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any], limit_seconds: float
+    ) -> Any:
+        """Return `combine` of all ranks' values in rank order, the same object on every rank."""
+        verb = call.split()[0]
+        with self._changed:
+            if self._failure is not None:
+                raise CommError(f"rank {rank} of {self.size} cannot {verb}: {self._failure}") from self.cause
+            met = self._num_met
+            self._calls[rank], self._values[rank] = call, value
+            if len(self._values) == self.size:
+                self._conclude(combine)
+            self._notice_left()
+            if not self._changed.wait_for(lambda: self._num_met > met or self._failure, limit_seconds):
+                failure = f"{verb} did not end within {limit_seconds:g} s"
+                error = DeadlineError(f"{failure}; rank {rank} of {self.size} waited")
+                self.fail(failure, error)
+                raise error
+            if self._num_met == met:
+                raise CommError(
+                    f"{verb} failed on rank {rank} of {self.size}: {self._failure}"
+                ) from self.cause
+            return self._result
+
+    def fail(self, failure: str, cause: BaseException | None = None) -> None:
+        """Make all waits and all further meetings fail; the first failure is the one that counts."""
+        with self._changed:
+            if self._failure is None:
+                self._failure, self.cause = failure, cause
+            self._changed.notify_all()
+
+    def leave(self, rank: int) -> None:
+        """Note that `rank` meets nobody any more."""
+        with self._changed:
+            self._left.add(rank)
+            self._notice_left()
+
+    def late(self) -> list[int]:
+        """Return the ranks that have not left: those that nobody waits for only if there are no others."""
+        with self._changed:
+            here = set(range(self.size)) - self._left
+            return sorted(here - self._values.keys() or here)
+
+    def _conclude(self, combine: Callable[[list[Any]], Any]) -> None:
+        if len(set(self._calls.values())) > 1:
+            self.fail(f"the ranks called different things: {dict(sorted(self._calls.items()))}")
+            return
+        self._result = combine([self._values[rank] for rank in range(self.size)])
+        self._num_met += 1
+        self._values.clear()
+        self._changed.notify_all()
+
+    def _notice_left(self) -> None:
+        if self._left and self._values:
+            self.fail(f"ranks {sorted(self._left)} have left")
+
+
+def _kinds(buffers: Sequence[Buffer]) -> str:
+    return ", ".join(f"{buffer.dtype}{list(buffer.shape)}" for buffer in buffers) or "nothing"
+
+
+def _sum_in_rank_order(sends_w: list[Sequence[Buffer]]) -> list[Buffer]:
+    sums = [send.copy() for send in sends_w[0]]
+    for sends in sends_w[1:]:
+        for total, send in zip(sums, sends, strict=True):
+            np.add(total, send, out=total)
+    return sums

@@ -1,0 +1,123 @@
+"""Flat gradient buckets: one per dtype of accumulation and device, of capped size.
+
+Legend: `_n`, elements of a bucket, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from elche.comm.base import Buffer
+from elche.kernels import SlotLayout, scale_accumulate_, unpack_
+
+CAP_BYTES = 32 * 2**20  # a larger one hides less behind the next; MPI is at full speed from 4 MiB on
+
+
+@dataclass
+class Bucket:
+    """The slots of some parameters: what this rank summed in the window, and what all ranks summed.
+
+    The sum over the ranks goes to a buffer of its own, so that what was accumulated stays whole until the
+    window is committed.
+
+    Attributes:
+        indices: which of the optimizer's parameters have their slots here, in slot order.
+        layout: where the slots lie.
+        own_n: weighted sum of this rank's gradients.
+        sum_n: sum of `own_n` over the ranks, after a reduce.
+    """
+
+    indices: tuple[int, ...]
+    layout: SlotLayout
+    own_n: Tensor
+    sum_n: Tensor
+    _own_views: list[Tensor]
+    _sum_views: list[Tensor]
+    _own_host: Tensor = field(init=False)
+    _sum_host: Tensor = field(init=False)
+
+    @classmethod
+    def of(cls, indices: Sequence[int], like: Sequence[Tensor]) -> Bucket:
+        """Make an empty bucket for the tensors `like`, dense, of one device and accumulation dtype."""
+        dtype, device = accumulation_dtype(like[0].dtype), like[0].device
+        layout = SlotLayout.of([real_numel(tensor) for tensor in like], dtype)
+        own_n, sum_n = (torch.zeros(layout.total, dtype=dtype, device=device) for _ in range(2))
+        return cls(tuple(indices), layout, own_n, sum_n, layout.views(own_n, like), layout.views(sum_n, like))
+
+    def __post_init__(self) -> None:
+        """Keep a pinned mirror for a device's buckets; the CPU's own are what MPI sees."""
+        if self.own_n.device.type == "cpu":
+            self._own_host, self._sum_host = self.own_n, self.sum_n
+        else:
+            self._own_host, self._sum_host = (
+                torch.empty(self.layout.total, dtype=self.own_n.dtype, pin_memory=True) for _ in range(2)
+            )
+
+    def accumulate_(
+        self, grads: Sequence[Tensor | None], weight: float, first: bool, nonfinite: Tensor | None
+    ) -> None:
+        """Add weight * gradient to each slot; the first batch of a window overwrites."""
+        mine = [grads[index] for index in self.indices]
+        scale_accumulate_(
+            self.own_n, self.layout, mine, weight,
+            accumulate=not first, nonfinite=nonfinite, views=self._own_views,
+        )  # fmt: skip
+
+    def clear_(self) -> None:
+        """Forget what was accumulated."""
+        self.own_n.zero_()
+
+    def to_host(self) -> tuple[Buffer, Buffer]:
+        """Return host arrays to reduce from and into; copies from a device are started, not awaited."""
+        if self._own_host is not self.own_n:
+            self._own_host.copy_(self.own_n, non_blocking=True)
+        return self._own_host.numpy(), self._sum_host.numpy()
+
+    def from_host(self) -> None:
+        """Bring the reduced sum back to the device."""
+        if self._sum_host is not self.sum_n:
+            self.sum_n.copy_(self._sum_host, non_blocking=True)
+
+    def unpack_(self, grads: Sequence[Tensor | None], scale: float | Tensor) -> None:
+        """Write scale * sum into each gradient that is not None."""
+        mine = [grads[index] for index in self.indices]
+        unpack_(mine, self.sum_n, self.layout, scale, views=self._sum_views)
+
+
+def make_buckets(tensors: Sequence[Tensor], cap_bytes: int = CAP_BYTES) -> list[Bucket]:
+    """Deal tensors into buckets, in order; one beyond the cap has a bucket of its own.
+
+    Args:
+        tensors: dense tensors of the parameters' shapes, strides, dtypes and devices.
+        cap_bytes: size at which a bucket is closed.
+
+    Returns:
+        The buckets; every tensor has exactly one slot.
+    """
+    open_: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    closed: list[list[int]] = []
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for index, tensor in enumerate(tensors):
+        key = (accumulation_dtype(tensor.dtype), tensor.device)
+        num_bytes = real_numel(tensor) * key[0].itemsize
+        if key in open_ and filled[key] + num_bytes > cap_bytes:
+            closed.append(open_.pop(key))
+        if key not in open_:
+            open_[key], filled[key] = [], 0
+        open_[key].append(index)
+        filled[key] += num_bytes
+    return [Bucket.of(group, [tensors[i] for i in group]) for group in sorted([*closed, *open_.values()])]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for double precision, float32 for the rest: fp16 sums would overflow and flush."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def real_numel(tensor: Tensor) -> int:
+    """How many real numbers a tensor holds."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)

@@ -1,0 +1,156 @@
+"""The gradients of one optimizer's parameters, from each batch into the buckets and back as their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elche.comm.base import Buffer
+from elche.errors import ConfigError
+from elche.kernels import flag_nonfinite_
+from elche.training.buckets import make_buckets
+
+
+class Gradients:
+    """Sums weighted gradients over the batches of a window, in float32 (float64 for double precision).
+
+    Attributes:
+        parameters: the optimizer's, in the order of its groups.
+        names: their names, in the same order.
+        present: by parameter, whether some batch of the window gave it a gradient on this rank.
+        device: where they live; one for all.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Lay out buckets for `parameters`.
+
+        Args:
+            parameters: the optimizer's, each once.
+            names: their names, for errors.
+
+        Raises:
+            ConfigError: there are none, or they lie on more than one device.
+        """
+        if not parameters:
+            raise ConfigError("the optimizer has 0 parameters, at least 1 is needed")
+        devices = {parameter.device for parameter in parameters}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"the parameters of one rank must lie on one device, not {sorted(map(str, devices))}"
+            )
+        self.parameters, self.names = list(parameters), list(names)
+        self.device = parameters[0].device
+        # The memory order of a slot: the parameter's own, made dense where the parameter is not.
+        orders = [torch.empty_like(parameter, device="meta") for parameter in parameters]
+        self._strides = [order.stride() for order in orders]
+        self._buckets = make_buckets(
+            [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=self.device) for o in orders]
+        )
+        self._flags = torch.zeros(0, device=self.device)
+        self.begin()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks: each parameter's shape, memory order and dtype, by name."""
+        return {
+            f"parameter {name}": [list(p.shape), list(strides), str(p.dtype)]
+            for name, p, strides in zip(self.names, self.parameters, self._strides, strict=True)
+        }
+
+    def begin(self) -> None:
+        """Start a window: the first batch will overwrite what the last window left."""
+        self.present = [False] * len(self.parameters)
+        self._weights: list[float] = []
+        self._flags.zero_()
+
+    def accumulate(self, weight: float, check: bool) -> None:
+        """Add weight * gradient of every parameter that has one.
+
+        Args:
+            weight: the batch's, such as its number of samples.
+            check: leave the batch out if any gradient is inf or nan.
+        """
+        grads = [self._in_order(index, p.grad) for index, p in enumerate(self.parameters)]
+        self.present = [was or grad is not None for was, grad in zip(self.present, grads, strict=True)]
+        flag = self._flag(grads) if check else None
+        for bucket in self._buckets:
+            bucket.accumulate_(grads, weight, first=not self._weights, nonfinite=flag)
+        self._weights.append(weight)
+
+    def nonfinite_names(self) -> list[str]:
+        """Return the names of the parameters whose gradient now holds inf or nan; waits for the device."""
+        pairs = zip(self.names, self.parameters, strict=True)
+        return [name for name, p in pairs if p.grad is not None and not bool(p.grad.isfinite().all())]
+
+    def totals(self) -> tuple[float, int]:
+        """Return the weight that was accumulated and how many batches were left out; waits for the device."""
+        flags = self._flags[: len(self._weights)].tolist() or [0.0] * len(self._weights)
+        kept = [weight for weight, flag in zip(self._weights, flags, strict=True) if not flag]
+        return float(sum(kept)), len(self._weights) - len(kept)
+
+    def to_host(self) -> tuple[list[Buffer], list[Buffer]]:
+        """Return the host arrays to reduce from and into; a rank without a batch sends zeros."""
+        if not self._weights:
+            for bucket in self._buckets:
+                bucket.clear_()
+        pairs = [bucket.to_host() for bucket in self._buckets]
+        if self.device.type != "cpu":
+            torch.cuda.current_stream().synchronize()
+        return [own for own, _ in pairs], [total for _, total in pairs]
+
+    def commit(self, present: Sequence[bool], scale: float, max_norm: float | None) -> None:
+        """Give every parameter its mean gradient, scale * sum, clipped; None where no rank had one.
+
+        Args:
+            present: by parameter, whether some rank had a gradient.
+            scale: 1 / total weight.
+            max_norm: largest 2-norm of the whole mean gradient; None: no limit.
+        """
+        for bucket in self._buckets:
+            bucket.from_host()
+        grads = [self._target(index, here) for index, here in enumerate(present)]
+        factor = scale if max_norm is None else self._clipped(scale, max_norm)
+        for bucket in self._buckets:
+            bucket.unpack_(grads, factor)
+
+    def _in_order(self, index: int, grad: Tensor | None) -> Tensor | None:
+        """A gradient in its slot's memory order; a sparse one made dense, which averages the same."""
+        if grad is None:
+            return None
+        if grad.layout is not torch.strided:
+            grad = grad.to_dense()
+        if grad.stride() != self._strides[index]:
+            ordered = torch.empty_strided(
+                grad.shape, self._strides[index], dtype=grad.dtype, device=grad.device
+            )
+            grad = ordered.copy_(grad)
+        return grad
+
+    def _target(self, index: int, here: bool) -> Tensor | None:
+        """Return the tensor that will hold the mean gradient: the parameter's own where it fits."""
+        parameter = self.parameters[index]
+        grad = parameter.grad
+        if not here:
+            parameter.grad = None
+        elif grad is None or grad.layout is not torch.strided or grad.stride() != self._strides[index]:
+            parameter.grad = torch.empty_strided(
+                parameter.shape, self._strides[index], dtype=parameter.dtype, device=parameter.device
+            )
+        return parameter.grad
+
+    def _clipped(self, scale: float, max_norm: float) -> Tensor:
+        """Return scale * min(1, max_norm / norm); stays on the device."""
+        norms = [torch.linalg.vector_norm(bucket.sum_n, dtype=torch.float64) for bucket in self._buckets]
+        norm = torch.linalg.vector_norm(torch.stack(norms)) * scale
+        return scale * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+    def _flag(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """Return this batch's own flag, set if a gradient is not finite."""
+        index = len(self._weights)
+        if index >= len(self._flags):
+            self._flags = torch.cat([self._flags, torch.zeros(max(16, index), device=self.device)])
+        flag = self._flags[index : index + 1]
+        flag_nonfinite_(flag, grads)
+        return flag

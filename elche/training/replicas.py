@@ -1,0 +1,153 @@
+"""Are the ranks the same? Compared by description at the start, by hash later; made so by broadcast."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elche.comm.base import Buffer, Comm, all_gather_bytes
+from elche.errors import ElcheError, MismatchError, RankError
+from elche.training.buffers import Buffers
+
+Description = Mapping[str, Any]
+
+
+def agree_on(comm: Comm, describe: Callable[[], Description]) -> None:
+    """Compare what each rank has, before anything depends on it; collective.
+
+    Args:
+        comm: the ranks.
+        describe: returns the plain values that must be equal on all ranks, by a name the user knows; an
+            `ElcheError` that it raises on one rank ends the others too.
+
+    Raises:
+        MismatchError: the ranks differ; the text names the first keys that do, and the ranks. On all ranks.
+        RankError: `describe` raised on another rank.
+    """
+    error: ElcheError | None = None
+    try:
+        mine = {"values": {key: json.dumps(value) for key, value in describe().items()}}
+    except ElcheError as caught:
+        error, mine = caught, {"error": str(caught)}  # type: ignore[dict-item]
+    everybody = [json.loads(text) for text in all_gather_bytes(comm, json.dumps(mine).encode())]
+    if error is not None:
+        raise error
+    failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(everybody) if "error" in one]
+    if failed:
+        raise RankError("; ".join(failed))
+    differences = _differences([one["values"] for one in everybody])
+    if differences:
+        raise MismatchError(
+            "the ranks differ: " + "; ".join(differences[:5]) + _and_more(len(differences) - 5)
+        )
+
+
+def describe_tensors(kind: str, names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """Return shape, strides and dtype of each tensor, by `kind` and name."""
+    return {
+        f"{kind} {name}": [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)]
+        for name, tensor in zip(names, tensors, strict=True)
+    }
+
+
+def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], root: int = 0) -> None:
+    """Overwrite `tensors` on every rank with those of rank `root`, in place; collective."""
+    if comm.size == 1:
+        return
+    hosts = [_host_bytes(tensor) for tensor in tensors]
+    comm.broadcast(hosts, root=root)
+    if comm.rank == root:
+        return
+    with torch.no_grad():
+        for tensor, host in zip(tensors, hosts, strict=True):
+            tensor.copy_(torch.from_numpy(host).view(tensor.dtype).view(tensor.shape))
+
+
+def broadcast_optimizer_state(comm: Comm, optimizer: torch.optim.Optimizer, root: int = 0) -> None:
+    """Give every rank the optimizer state and hyperparameters of rank `root`; collective."""
+    if comm.size == 1:
+        return
+    stream = io.BytesIO()
+    if comm.rank == root:
+        torch.save(optimizer.state_dict(), stream)
+    size = np.array([stream.tell()], np.int64)
+    comm.broadcast([size], root=root)
+    payload = np.zeros(int(size[0]), np.uint8)
+    payload[: stream.tell()] = np.frombuffer(stream.getvalue(), np.uint8)
+    comm.broadcast([payload], root=root)
+    if comm.rank != root:
+        state = torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
+        optimizer.load_state_dict(state)
+
+
+def differing_ranks(comm: Comm, tensors: Sequence[Tensor]) -> list[int]:
+    """Return the ranks whose `tensors` are not, bit for bit, those of rank 0; collective."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(_host_bytes(tensor).data)
+    digests = comm.all_gather(np.frombuffer(digest.digest(), np.uint8).copy())
+    return [rank for rank in range(comm.size) if bytes(digests[rank]) != bytes(digests[0])]
+
+
+class Replicas:
+    """What must be equal on all ranks: parameters, buffers, optimizer state and hyperparameters."""
+
+    def __init__(self, comm: Comm, optimizer: torch.optim.Optimizer, buffers: Buffers) -> None:
+        self._comm, self._optimizer, self._buffers = comm, optimizer, buffers
+
+    def send_all(self) -> None:
+        """Give every rank all of rank 0's; collective."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        broadcast_tensors(self._comm, [*parameters, *self._buffers.tensors()])
+        self._buffers.mark_synced()
+        broadcast_optimizer_state(self._comm, self._optimizer)
+
+    def compare(self) -> list[int]:
+        """Return the ranks that are not, bit for bit, equal to rank 0, and make them so; collective."""
+        differing = differing_ranks(self._comm, self._state_tensors()) if self._comm.size > 1 else []
+        if differing:
+            self.send_all()
+        return differing
+
+    def _state_tensors(self) -> list[Tensor]:
+        """Buffers, parameters and every tensor of their optimizer state, in an order equal on all ranks."""
+        found = self._buffers.tensors()
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self._optimizer.state.get(parameter, {})
+                found += [parameter, *(state[key] for key in sorted(state) if isinstance(state[key], Tensor))]
+        return found
+
+
+def _host_bytes(tensor: Tensor) -> Buffer:
+    """A host array of the tensor's bytes, in logical order; aliases a contiguous CPU tensor."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    array: Buffer = flat.cpu().view(torch.uint8).numpy()
+    return array
+
+
+def _differences(values: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = list(dict.fromkeys(key for one in values for key in one))
+    return [
+        _difference(key, [one.get(key, "absent") for one in values]) for key in keys if _differ(key, values)
+    ]
+
+
+def _differ(key: str, values: Sequence[Mapping[str, str]]) -> bool:
+    return any(one.get(key) != values[0].get(key) for one in values)
+
+
+def _difference(key: str, values: Sequence[str]) -> str:
+    odd = next(rank for rank, value in enumerate(values) if value != values[0])
+    return f"{key} is {values[0]} on rank 0 but {values[odd]} on rank {odd}"
+
+
+def _and_more(count: int) -> str:
+    return f"; and {count} more" if count > 0 else ""

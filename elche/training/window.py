@@ -1,0 +1,301 @@
+"""The life of a window on one rank: plan, batches, exchange, reduce, agreement, commit.
+
+Every branch that holds a collective follows from a number all ranks know: the plan, or what they gathered.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torch import Tensor
+
+from elche.comm.base import all_gather_bytes
+from elche.config import Cadence
+from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, RankError, UsageError
+from elche.policy.dispatch import EpochPool, Range
+from elche.policy.ledger import SlotReport, WindowLedger, window_report
+from elche.policy.schedule import Schedule
+from elche.policy.weights import mean_scale, total_mass
+from elche.training import exchange
+from elche.training.buffers import Buffers
+from elche.training.exchange import Row
+from elche.training.gradients import Gradients
+from elche.training.journal import Journal
+from elche.training.plan import Plan
+from elche.training.replicas import Replicas
+from elche.training.timing import Mark, clock_of
+from elche.world import World
+
+
+@dataclass
+class Batch:
+    """A batch that was handed to the training loop and has not been stepped yet."""
+
+    position: Range
+    weight: float
+    data_ms: float
+    handed: Mark
+
+
+class WindowEngine:
+    """Runs windows for one optimizer; the loader asks it for batches, the optimizer tells it of steps.
+
+    Attributes:
+        plan: the current window's; None between epochs.
+        num_updates: committed updates so far.
+        skipped: batches that all ranks left out as not finite, for each window since the list was last
+            cleared; a GradScaler lives on it.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        cadence: Cadence,
+        schedule: Schedule,
+        gradients: Gradients,
+        buffers: Buffers,
+        make_pool: Callable[[int], EpochPool],
+        update: Callable[[int], float],
+        replicas: Replicas,
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            world: the ranks.
+            cadence: the user's settings.
+            schedule: who does how much.
+            gradients: this rank's, and their buckets.
+            buffers: the model's.
+            make_pool: returns the batches of a fresh epoch, for so many slots.
+            update: steps the plain optimizer on the mean gradients of so many samples; returns its
+                learning rate.
+            replicas: keeps all ranks equal.
+        """
+        self._world, self._cadence, self._schedule = world, cadence, schedule
+        self._gradients, self._buffers = gradients, buffers
+        self._make_pool, self._update, self._replicas = make_pool, update, replicas
+        self._ledger, self._journal = WindowLedger(), Journal(world, schedule)
+        self._clock = clock_of(gradients.device)
+        self._pool: EpochPool | None = None
+        self._batches: list[tuple[Batch, Mark, float | Tensor | None]] = []
+        self._pending: Batch | None = None
+        self._window = self._epoch_start = 0
+        self._sync_ms = 0.0
+        self._lr = 0.0
+        self._broken: ElcheError | None = None
+        self.plan: Plan | None = None
+        self.num_updates = 0
+        self.skipped: list[int] = []
+
+    # The loader's side.
+
+    def begin_epoch(self, epoch: int) -> EpochPool:
+        """Deal the first window of an epoch.
+
+        Args:
+            epoch: its number.
+
+        Returns:
+            The epoch's pool, to look ahead in.
+        """
+        if self._pool is not None and not self._pool.exhausted:
+            left = sum(stop - start for start, stop in self._pool.uncovered())
+            self.fail(
+                UsageError(
+                    f"the loop was left with {left} samples of the epoch not trained yet; elche deals every "
+                    "sample of an epoch once: let the loop over the loader run to its end"
+                )
+            )
+        if self._window == 0:
+            self._replicas.send_all()
+        self._pool, self._epoch_start = self._make_pool(self._world.comm.size), self._window
+        self._pool.assign_spans(self._schedule.counts(), self._schedule.living)
+        self._deal(epoch)
+        return self._pool
+
+    def next_range(self) -> Range | None:
+        """Return this rank's next batch; closes windows in which it has none; None at the epoch's end."""
+        if self._broken is not None:
+            raise self._broken
+        if self._pending is not None:
+            start, stop = self._pending.position
+            self.fail(
+                UsageError(
+                    f"optimizer.step() was not called for the batch of samples {start}..{stop}; call it for "
+                    "every batch: accumulation over batches is the cadence's work (anchor=)"
+                )
+            )
+        while self.plan is not None and not self.plan.share:
+            self._close()
+        return next(iter(self.open_share()), None)
+
+    def open_share(self) -> tuple[Range, ...]:
+        """Return this rank's batches of the window that are not stepped yet."""
+        return () if self.plan is None else self.plan.share[len(self._batches) :]
+
+    def hand_over(self, position: Range, weight: float, data_ms: float) -> None:
+        """Note that the training loop has this batch from now on."""
+        self._pending = Batch(position, weight, data_ms, self._clock.mark())
+
+    # The optimizer's side.
+
+    def step(self, loss: float | Tensor | None) -> bool:
+        """Take the gradients of the batch that was handed over; at the share's end close the window.
+
+        Args:
+            loss: the batch's, for the log; None: not told.
+
+        Returns:
+            Whether the parameters were updated.
+        """
+        if self._broken is not None:
+            raise self._broken
+        batch, plan = self._pending, self.plan
+        if batch is None or plan is None:
+            self.fail(UsageError("optimizer.step() without a batch: one step for each batch of the loader"))
+        self._pending = None
+        if self._cadence.nonfinite == "raise":
+            self._refuse_nonfinite(batch)
+        self._gradients.accumulate(batch.weight, check=self._cadence.nonfinite == "skip")
+        self._batches.append((batch, self._clock.mark(), loss))
+        return len(self._batches) == len(plan.share) and self._close()
+
+    def fail(self, error: ElcheError) -> NoReturn:
+        """Raise `error` here and the like on every rank, at the exchange the others come to next.
+
+        Args:
+            error: why this rank cannot go on.
+
+        Raises:
+            ElcheError: always.
+        """
+        self._broken = error
+        if self._world.comm.size == 1:
+            raise error
+        truths = [False] * (len(self._gradients.present) + len(self._buffers.names))
+        failed = Row(exchange.FAILED, self._window, 0.0, 0.0, 0, SlotReport())
+        try:
+            self._world.comm.all_gather(exchange.pack(failed, truths))
+            self._raise_failures([failed], error)
+        except CommError as silence:
+            raise error from silence
+        raise error
+
+    # The window's end.
+
+    def _close(self) -> bool:
+        """Meet the others at the one weighted average; return whether the parameters were updated."""
+        rows, present, changed = self._exchange()
+        met = time.perf_counter()
+        moved = [row.measured.steps > 0 for row in rows]
+        self._reduce(changed, moved)
+        if not self._world.comm.agree(True):
+            raise CommError(f"window {self._window} was not agreed on by all ranks")
+        self._sync_ms = 1e3 * (time.perf_counter() - met)
+        return self._commit(rows, present, sum(moved))
+
+    def _exchange(self) -> tuple[list[Row], list[bool], list[bool]]:
+        try:
+            changed = self._buffers.changed()
+        except UsageError as error:
+            self.fail(error)
+        weight, skipped = self._gradients.totals()
+        row = Row(0.0, self._window, self._sync_ms, weight, skipped, self._measured())
+        truths = [*self._gradients.present, *changed]
+        words_wn = self._world.comm.all_gather(exchange.pack(row, truths))
+        rows, truths = exchange.unpack(words_wn, len(truths))
+        self._raise_failures(rows)
+        num_parameters = len(self._gradients.present)
+        return rows, truths[:num_parameters], truths[num_parameters:]
+
+    def _raise_failures(self, rows: Sequence[Row], mine: ElcheError | None = None) -> None:
+        """A rank that cannot go on ends all: every rank hears each such rank's reason."""
+        if any(row.intent == exchange.FAILED for row in rows):
+            word = json.dumps([type(mine).__name__, str(mine)] if mine is not None else None)
+            words = [json.loads(text) for text in all_gather_bytes(self._world.comm, word.encode())]
+            self._broken = _everybodys_error(words)
+            raise self._broken from mine
+        if any(row.window != self._window for row in rows):
+            raise MismatchError(f"the ranks are in different windows: {[row.window for row in rows]}")
+
+    def _measured(self) -> SlotReport:
+        for batch, ended, loss in self._batches:
+            start, stop = batch.position
+            batch_ms = self._clock.elapsed_ms(batch.handed, ended)
+            self._ledger.record(batch_ms, batch.data_ms, stop - start, None if loss is None else float(loss))
+        return self._ledger.close()
+
+    def _reduce(self, changed: Sequence[bool], moved: Sequence[bool]) -> None:
+        """Sum gradients and buffers over the ranks, out of place."""
+        rank = self._world.comm.rank
+        sends, sums = self._gradients.to_host()
+        if any(changed):
+            more_sends, more_sums = self._buffers.pack(changed, moved[rank], moved.index(True) == rank)
+            sends, sums = [*sends, *more_sends], [*sums, *more_sums]
+        self._world.comm.all_reduce(sends, sums)
+
+    def _commit(self, rows: Sequence[Row], present: Sequence[bool], num_moved: int) -> bool:
+        """Make the window count: parameters, buffers, ledger, policy, next plan, event."""
+        plan, pool = self.plan, self._pool
+        assert plan is not None
+        assert pool is not None
+        measured = [row.measured for row in rows]
+        total = total_mass(row.weight for row in rows)
+        scale = mean_scale(total)
+        if scale is not None:
+            self._gradients.commit(present, scale, self._cadence.max_grad_norm)
+            self._lr = self._update(sum(report.samples for report in measured))
+            self.num_updates += 1
+        self._buffers.commit(num_moved)
+        pool.commit()
+        sync_ms = max(row.sync_ms for row in rows)
+        verdict = self._schedule.observe(window_report(measured, self._schedule.living, sync_ms), self._lr)
+        self.skipped.append(sum(row.skipped for row in rows))
+        self._window += 1
+        self._batches = []
+        self._gradients.begin()
+        self._journal.window(plan, rows, self._sync_ms, self._lr, verdict, updated=scale is not None)
+        self._deal(plan.epoch)
+        if self._cadence.resync_every and self._window % self._cadence.resync_every == 0:
+            self._compare_replicas()
+        return scale is not None
+
+    def _deal(self, epoch: int) -> None:
+        """Plan the next window of the epoch; where nothing is left, the epoch is over."""
+        assert self._pool is not None
+        if self._pool.exhausted:
+            self.plan = None
+            self._journal.epoch(epoch, self._window - self._epoch_start, self.num_updates)
+            return
+        counts, living = self._schedule.counts(), self._schedule.living
+        ranges = self._pool.deal(counts, living=living, ms_per_batch=self._schedule.ms_per_batch())
+        self.plan = Plan(epoch, self._window, self._world.comm.rank, tuple(map(len, ranges)), ranges)
+
+    def _refuse_nonfinite(self, batch: Batch) -> None:
+        names = self._gradients.nonfinite_names()
+        if names:
+            start, stop = batch.position
+            self.fail(
+                NonFiniteError(
+                    f"inf or nan in the gradients of {', '.join(names[:5])} for the batch of samples "
+                    f"{start}..{stop}, and nonfinite='raise'"
+                )
+            )
+
+    def _compare_replicas(self) -> None:
+        """Law 3: parameters are equal on all ranks; where they are not, make them and say so."""
+        differing = self._replicas.compare()
+        if differing:
+            self._journal.differed(self._window, differing, self._gradients.device)
+
+
+def _everybodys_error(words: Sequence[list[str] | None]) -> RankError:
+    """One error for all ranks, with the reason of each rank that had one."""
+    reasons = [(rank, *word) for rank, word in enumerate(words) if word is not None]
+    text = "; ".join(f"rank {rank}: {reason}" for rank, _, reason in reasons)
+    nonfinite = all(kind == NonFiniteError.__name__ for _, kind, _ in reasons)
+    return NonFiniteError(text) if nonfinite else RankError(text)

@@ -1,0 +1,224 @@
+"""The world this process trains in: who else is there, how to reach them, on which device.
+
+`init()` makes it, `shutdown()` ends it. A process has one world; threads that were given a communicator
+of their own (`init(comm)`, the `memory` backend) have one each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import torch
+
+from elche.comm import memory
+from elche.comm.base import DEADLINE_SECONDS, Comm, all_gather_bytes
+from elche.config import Environment, read_environment
+from elche.errors import ConfigError, NotInitializedError, RankError
+from elche.observe.jsonl import EventLog
+
+
+@dataclass
+class World:
+    """One rank's view of the job.
+
+    Attributes:
+        comm: the way to the other ranks.
+        device: where this rank's model should live.
+        backend: "mpi" or "memory".
+        log: the event log; writes nothing where none was asked for.
+        started: `time.perf_counter()` at the job's common start.
+    """
+
+    comm: Comm
+    device: torch.device
+    backend: str
+    log: EventLog
+    started: float = field(default_factory=time.perf_counter)
+
+    def seconds(self) -> float:
+        """Seconds since the job's common start."""
+        return time.perf_counter() - self.started
+
+
+_process_world: World | None = None
+_thread_world: ContextVar[World | None] = ContextVar("elche_world", default=None)
+
+
+def init(comm: Comm | None = None) -> None:
+    """Find the other ranks and this rank's device; where that is done already, do nothing.
+
+    Under an MPI launcher the world is MPI's, otherwise this process is a world of one rank.
+
+    Args:
+        comm: a communicator of this thread alone, as `elche.comm.memory.run` gives; None: the process's.
+
+    Raises:
+        ConfigError: an ELCHE_* variable is unknown or refused, or names a backend that is not there.
+    """
+    global _process_world  # noqa: PLW0603 - the one world of a process is what init() is for
+    if comm is not None:
+        if _thread_world.get() is None:
+            _thread_world.set(_make_world(comm, "memory", read_environment()))
+        return
+    if is_initialized():
+        return
+    environment = read_environment()
+    backend = _backend(environment)
+    _process_world = _make_world(_connect(backend), backend, environment)
+    if backend == "mpi":
+        _end_job_on_uncaught_exception(_process_world.comm)
+        _warn_of_narrow_binding(_process_world.comm)
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Close the event log and the communicator of this thread's or process's world; may be repeated."""
+    global _process_world  # noqa: PLW0603
+    world = _thread_world.get() or _process_world
+    if world is None:
+        return
+    if world is _process_world:
+        _process_world = None
+    else:
+        _thread_world.set(None)
+    world.log.close()
+    world.comm.close()
+
+
+def is_initialized() -> bool:
+    """Return whether `init()` was called and `shutdown()` was not."""
+    return (_thread_world.get() or _process_world) is not None
+
+
+def current() -> World:
+    """Return this thread's world, else the process's.
+
+    Returns:
+        The world.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    world = _thread_world.get() or _process_world
+    if world is None:
+        raise NotInitializedError("elche.init() comes first: there is no world yet, or it was shut down")
+    return world
+
+
+def rank() -> int:
+    """Return this process's number, 0..size()-1."""
+    return current().comm.rank
+
+
+def size() -> int:
+    """Return how many ranks there are."""
+    return current().comm.size
+
+
+def local_rank() -> int:
+    """Return this process's number among those of its host."""
+    return current().comm.local_rank
+
+
+def local_size() -> int:
+    """Return how many ranks this host has."""
+    return current().comm.local_size
+
+
+def cross_rank() -> int:
+    """Return this host's number among the hosts that have this local rank."""
+    return current().comm.cross_rank
+
+
+def cross_size() -> int:
+    """Return how many hosts have a rank of this local number."""
+    return current().comm.cross_size
+
+
+def device() -> torch.device:
+    """Return the device of this rank: its host's GPUs in turn, else the CPU."""
+    return current().device
+
+
+def gather_gpus(world: World) -> list[dict[str, int]] | None:
+    """Return what the driver tells of each rank's GPU; None where some rank has none; collective."""
+    if world.device.type != "cuda":
+        mine = None
+    else:
+        properties = torch.cuda.get_device_properties(world.device)
+        mine = {
+            "index": world.comm.rank,
+            "sm_major": properties.major,
+            "sm_minor": properties.minor,
+            "vram_bytes": properties.total_memory,
+        }
+    everybody = [json.loads(text) for text in all_gather_bytes(world.comm, json.dumps(mine).encode())]
+    return None if None in everybody else everybody
+
+
+def _backend(environment: Environment) -> str:
+    if environment.backend == "auto":
+        return "mpi" if environment.under_mpi else "memory"
+    if environment.backend == "memory" and environment.under_mpi:
+        raise ConfigError(
+            "ELCHE_BACKEND=memory under an MPI launcher would train one model per process, each alone; "
+            "start with plain python, or leave ELCHE_BACKEND to 'auto'"
+        )
+    return environment.backend
+
+
+def _connect(backend: str) -> Comm:
+    if backend == "memory":
+        return memory.single()
+    from elche.comm import mpi
+
+    return mpi.world()
+
+
+def _make_world(comm: Comm, backend: str, environment: Environment) -> World:
+    comm.deadline_seconds = environment.stall_seconds or DEADLINE_SECONDS
+    log = EventLog(environment.log, comm.rank)
+    comm.agree(True)  # the common start of all ranks' clocks
+    return World(comm, _device(comm.local_rank), backend, log)
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    found = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(found)
+    return found
+
+
+def _end_job_on_uncaught_exception(comm: Comm) -> None:
+    """Leave no rank waiting for one that has failed: MPI_Finalize would wait for the others for ever."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        traceback.print_exception(kind, error, trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not isinstance(error, RankError):  # that one is raised on every rank: each ends by itself
+            comm.abort(1)
+
+    if comm.size > 1:
+        sys.excepthook = hook
+
+
+def _warn_of_narrow_binding(comm: Comm) -> None:
+    """Tell of a launcher that binds each rank to fewer cores than it could have; peers lost 3x to it."""
+    have, could = len(os.sched_getaffinity(0)), max(1, (os.cpu_count() or 1) // comm.local_size)
+    if have < could and comm.rank == 0:
+        warnings.warn(
+            f"this rank may use {have} core(s) where {could} are free for it; mpirun --bind-to none lifts it",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,33 @@
+"""Train a small network on scikit-learn's digits with PyTorch alone: `diff` it with train_elche.py.
+
+python examples/train_torch.py
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import digits
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.utils.data import DataLoader
+
+
+def train(args: argparse.Namespace) -> float:
+    torch.manual_seed(args.seed)
+    train_set, test_set = digits.load()
+    model = digits.Net()
+    loader = DataLoader(train_set, batch_size=8, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+    for _ in range(args.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return digits.accuracy(model, test_set)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # so small a network is faster on one thread
+    print(f"test accuracy {train(digits.arguments()):.1%}")

@@ -1,0 +1,109 @@
+"""The Triton kernel of `scale_accumulate_`."""
+
+# ruff: noqa: N803 (constants of a kernel are in capitals)
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_bucket
+from elche.kernels.tables import launch_chunks, locate, scalar_on, tables_of
+
+
+def launch(
+    bucket_n: Tensor,
+    layout: SlotLayout,
+    tensors: Sequence[Tensor | None],
+    weight: float | Tensor,
+    *,
+    accumulate: bool,
+    nonfinite: Tensor | None,
+) -> None:
+    """See `elche.kernels.scale_accumulate_`: all slots in one launch."""
+    check_bucket(bucket_n, layout)
+    launch_chunks(
+        scale_accumulate_kernel,
+        bucket_n,
+        tables_of(layout, tensors, bucket_n.device),
+        scalar_on(weight, bucket_n),
+        nonfinite,
+        ACCUMULATE=accumulate,
+        GROUP=SLOT_ALIGN_BYTES // bucket_n.itemsize,
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["weight_ptr", "nonfinite_ptr"])
+def scale_accumulate_kernel(
+    bucket_ptr,
+    chunks_ptr,
+    sources_ptr,
+    weight_ptr,
+    nonfinite_ptr,
+    CHUNK: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """bucket[slot k] (+)= weight * tensor_k, with 0 * anything = 0 and weight = 0 where nonfinite is not 0.
+
+    One program per chunk. Tensors [1, 2, 3] and [4, inf], float32 bucket, weight 10:
+
+        overwrite          [10 20 30 0 | 40 inf 0 0]
+        accumulate again   [20 40 60 0 | 80 inf 0 0]
+        weight 0, +=       [20 40 60 0 | 80 inf 0 0]
+        [1, 2, 3], None    [10 20 30 0 |  0   0 0 0]   (overwrite)
+
+    Bytes per element: the tensor's read, the bucket's written, and read with ACCUMULATE; 32 per chunk.
+    """
+    address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
+    weight = tl.load(weight_ptr).to(bucket_ptr.dtype.element_ty)
+    if nonfinite_ptr is not None:
+        weight = tl.where(tl.load(nonfinite_ptr) != 0.0, 0.0, weight)
+    slot_ptr = bucket_ptr + first * GROUP
+    if address == 0:
+        if not ACCUMULATE:
+            lanes = tl.arange(0, CHUNK)
+            tl.store(slot_ptr + lanes, tl.zeros([CHUNK], weight.dtype), mask=lanes < count)
+    elif kind == 0:
+        _add(slot_ptr, address, start, count, weight, tl.float32, ACCUMULATE, CHUNK)
+    elif kind == 1:
+        _add(slot_ptr, address, start, count, weight, tl.float16, ACCUMULATE, CHUNK)
+    elif kind == 2:
+        _add(slot_ptr, address, start, count, weight, tl.bfloat16, ACCUMULATE, CHUNK)
+    else:
+        _add(slot_ptr, address, start, count, weight, tl.float64, ACCUMULATE, CHUNK)
+
+
+@triton.jit
+def _add(
+    slot_ptr,
+    address,
+    start,
+    count,
+    weight,
+    DTYPE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    tensor_ptr = address.to(tl.pointer_type(DTYPE))
+    lanes = tl.arange(0, CHUNK)
+    if (count == CHUNK) & (address % 16 == 0):
+        chunk_ptr = tl.multiple_of(tensor_ptr + start, 16)
+        part = _product(tl.load(chunk_ptr + lanes), weight)
+        if ACCUMULATE:
+            part += tl.load(slot_ptr + lanes)
+        tl.store(slot_ptr + lanes, part)
+    else:
+        mask = lanes < count
+        part = _product(tl.load(tensor_ptr + start + lanes, mask=mask, other=0.0), weight)
+        if ACCUMULATE:
+            part += tl.load(slot_ptr + lanes, mask=mask)
+        tl.store(slot_ptr + lanes, part, mask=mask)
+
+
+@triton.jit
+def _product(x, weight):
+    return tl.where(weight == 0.0, 0.0, x.to(weight.dtype) * weight)

@@ -1,0 +1,134 @@
+"""What one launch needs to know about many tensors: two int64 tables on the device, and their reader.
+
+A kernel has one program per chunk of a slot. The chunk table says which part of which slot; it follows from
+the layout. The source table holds each tensor's address and dtype; it is uploaded when one of them changed.
+Slots of 3, 0 and 5 elements in a float32 bucket at CHUNK = 4, where the second has no tensor:
+
+    chunks:  slot, first element in the slot, first in the bucket (in groups of 16 bytes), elements
+             (0, 0, 0, 3), (2, 0, 1, 4), (2, 4, 2, 1)
+    sources: address (0: no tensor), kind (the dtype's place in KINDS)
+             (0x7f0200, 0), (0, 0), (0x7f0400, 2)
+
+Rules for the kernels that read them, each found in their PTX:
+* `tl.multiple_of` marks the operation that made the value, wherever else that value goes, and on one result of
+  a call it marks them all: masked stores then write past the end. So only the branch that knows of an
+  alignment makes the aligned pointer; places in the bucket are counted in groups and need no mark.
+* Loads and stores are 16 bytes wide only without a mask, so whole chunks have a branch of their own.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from elche.errors import ConfigError
+from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_dense
+
+CHUNK = 2048  # 16 elements for each of 128 threads: four 16-byte loads of float32 in flight
+KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+REALS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+Rows = list[tuple[int, int]]
+
+
+@triton.jit
+def locate(chunks_ptr, sources_ptr):
+    """Read this program's chunk: address, kind, first element, first bucket group, elements."""
+    row_ptr = chunks_ptr + 4 * tl.program_id(0)
+    source_ptr = sources_ptr + 2 * tl.load(row_ptr)
+    address, kind = tl.load(source_ptr), tl.load(source_ptr + 1)
+    return address, kind, tl.load(row_ptr + 1), tl.load(row_ptr + 2), tl.load(row_ptr + 3)
+
+
+@dataclass
+class Tables:
+    """The two tables of one layout on one stream, and the rows that the second was made from."""
+
+    chunks: Tensor
+    sources: Tensor
+    rows: Rows
+
+
+def tables_of(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torch.device) -> Tables:
+    """Return the tables of these tensors, uploading what changed since the last call on this stream.
+
+    The layout keeps them, by stream: what a stream uploaded only this stream reads, so its own order makes a
+    table ready in time and keeps a replaced one's memory until the last kernel has read it.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    rows = source_rows(layout, tensors, device)
+    tables = layout.tables.get((device, stream))
+    if tables is None:
+        tables = Tables(_upload(chunk_rows(layout), device), _upload(torch.tensor(rows), device), rows)
+        layout.tables[device, stream] = tables
+    elif tables.rows != rows:
+        tables.sources, tables.rows = _upload(torch.tensor(rows), device), rows
+    return tables
+
+
+def chunk_rows(layout: SlotLayout, chunk: int = CHUNK) -> Tensor:
+    """Cut every slot into chunks: rows of slot, first element, first bucket group, elements."""
+    group = SLOT_ALIGN_BYTES // layout.dtype.itemsize
+    numels = torch.tensor(layout.numels, dtype=torch.int64)
+    chunks = -(-numels // chunk)
+    slot = torch.repeat_interleave(chunks)
+    start = (torch.arange(len(slot)) - (chunks.cumsum(0) - chunks)[slot]) * chunk
+    first = (torch.tensor(layout.offsets, dtype=torch.int64)[slot] + start) // group
+    return torch.stack([slot, start, first, (numels[slot] - start).clamp(max=chunk)], dim=1)
+
+
+def launch_chunks(
+    kernel: Any, data: Tensor, tables: Tables, *pointers: Tensor | None, **constants: Any
+) -> None:
+    """Launch `kernel`, one program per chunk, on the device and stream of `data`, its first argument."""
+    if len(tables.chunks):
+        with torch.cuda.device_of(data):
+            kernel[(len(tables.chunks),)](
+                data,
+                tables.chunks,
+                tables.sources,
+                *pointers,
+                CHUNK=CHUNK,
+                num_warps=4,
+                enable_fp_fusion=False,  # products are rounded before sums, as in the reference
+                **constants,
+            )
+
+
+def source_rows(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torch.device) -> Rows:
+    """Give each tensor's address and kind; refuse what a kernel must not follow an address to."""
+    return [_source(tensor, numel, device) for tensor, numel in zip(tensors, layout.numels, strict=True)]
+
+
+def _source(tensor: Tensor | None, numel: int, device: torch.device) -> tuple[int, int]:
+    if tensor is None:
+        return 0, 0
+    dtype = REALS.get(tensor.dtype, tensor.dtype)
+    if tensor.numel() * tensor.itemsize != numel * dtype.itemsize or tensor.device != device:
+        raise ConfigError(
+            f"a slot of {numel} elements on {device} does not fit {tuple(tensor.shape)} of {tensor.dtype} on "
+            f"{tensor.device}"
+        )
+    if dtype not in KINDS:
+        raise ConfigError(f"{tensor.dtype} is none of {(*KINDS, *REALS)}")
+    check_dense(tensor)
+    return tensor.data_ptr(), KINDS.index(dtype)
+
+
+def _upload(table: Tensor, device: torch.device) -> Tensor:
+    # Pinned memory makes the copy asynchronous; torch's pinned allocator holds it until the copy is done.
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+
+
+def scalar_on(value: float | Tensor, bucket_n: Tensor) -> Tensor:
+    """Return `value` as a 0-d tensor on the bucket's device; a number becomes one without a host wait."""
+    if isinstance(value, Tensor) and value.device == bucket_n.device:
+        return value
+    return torch.full((), float(value), dtype=bucket_n.dtype, device=bucket_n.device)

@@ -1,0 +1,44 @@
+"""One list of laws on every backend: threads in this process, and MPI at 1 to 4 ranks."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import threading
+from pathlib import Path
+
+import pytest
+
+from elche.comm import memory
+
+HERE = Path(__file__).parent
+DEFINED = runpy.run_path(str(HERE / "laws.py"))
+LAWS, IN_PARTS = DEFINED["LAWS"], DEFINED["IN_PARTS"]
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_memory(n, law):
+    memory.run(n, law, threading.Barrier(n).wait, timeout_seconds=30)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="n{}".format)
+def errors_under_mpi(request, mpirun, tmp_path_factory):
+    """{law: {rank: how it failed}}: all laws in one start, which takes longer than they do."""
+    folder = tmp_path_factory.mktemp("laws")
+    ended = mpirun(request.param, HERE / "run_laws.py", folder, timeout=120)
+    errors = {}
+    for rank in range(request.param):
+        for line in (folder / f"{rank}.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            errors.setdefault(record["law"], {})[record["rank"]] = record["error"]
+    assert ended.returncode == 0, f"{errors}\n{ended.stdout}\n{ended.stderr}"
+    return request.param, errors
+
+
+@pytest.mark.parametrize("law", [*LAWS, *(f"{name}_in_parts" for name in IN_PARTS)])
+def test_mpi(law, errors_under_mpi):
+    n, errors = errors_under_mpi
+    failed = {rank: error for rank, error in errors[law].items() if error}
+    assert not failed, "\n".join(failed.values())
+    assert sorted(errors[law]) == list(range(n))

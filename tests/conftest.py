@@ -1,0 +1,64 @@
+"""How tests start ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def run_to_end(
+    command: list[str], timeout: float, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` in a process group of its own; when time is up, end all of it and show its output."""
+    settings = {**os.environ, **(env or {})}
+    with subprocess.Popen(
+        command,
+        env=settings,
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            pytest.fail(f"{' '.join(command)} ran for more than {timeout} s\n{out}\n{err}", pytrace=False)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Launch:
+    """`mpirun(n, script, *args, timeout=60, env=None, options=())`: run a script on n ranks to its end.
+
+    Returns a CompletedProcess with text output; whether the exit code is right is the test's to say.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        pytest.skip(f"no mpirun beside {sys.executable} or on PATH")
+
+    def launch(
+        n: int,
+        script: Path | str,
+        *args: object,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        layout = ["--oversubscribe", "--bind-to", "none", "-np", str(n)]
+        command = [found, *layout, *options, sys.executable, str(script), *map(str, args)]
+        return run_to_end(command, timeout, {**as_root, **(env or {})})
+
+    return launch
