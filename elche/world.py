@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import platform
 import sys
 import time
 import traceback
@@ -16,9 +17,11 @@ import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import torch
 
+from elche import events
 from elche.comm import memory
 from elche.comm.base import DEADLINE_SECONDS, Comm, all_gather_bytes
 from elche.config import Environment, read_environment
@@ -35,6 +38,8 @@ class World:
         device: where this rank's model should live.
         backend: "mpi" or "memory".
         log: the event log; writes nothing where none was asked for.
+        devices: what every rank's device is, in rank order: its "name", and for a GPU what the policy
+            judges it by.
         started: `time.perf_counter()` at the job's common start.
     """
 
@@ -42,11 +47,18 @@ class World:
     device: torch.device
     backend: str
     log: EventLog
+    devices: list[dict[str, Any]]
     started: float = field(default_factory=time.perf_counter)
 
-    def seconds(self) -> float:
-        """Seconds since the job's common start."""
-        return time.perf_counter() - self.started
+    def stamp(self) -> dict[str, Any]:
+        """Return what every event carries: seconds since the job's common start, and this rank."""
+        return {"time_seconds": time.perf_counter() - self.started, "rank": self.comm.rank}
+
+    def gpus(self) -> list[dict[str, int]] | None:
+        """Return what the policy judges GPUs by, in rank order; None where some rank has none."""
+        if not all("sm_major" in device for device in self.devices):
+            return None
+        return [{key: value for key, value in device.items() if key != "name"} for device in self.devices]
 
 
 _process_world: World | None = None
@@ -80,8 +92,13 @@ def init(comm: Comm | None = None) -> None:
     atexit.register(shutdown)
 
 
-def shutdown() -> None:
-    """Close the event log and the communicator of this thread's or process's world; may be repeated."""
+def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
+    """Close the event log and the communicator of this thread's or process's world; may be repeated.
+
+    Args:
+        reason: why the job stops, for the log.
+        exit_code: what the process will end with, for the log.
+    """
     global _process_world  # noqa: PLW0603
     world = _thread_world.get() or _process_world
     if world is None:
@@ -90,6 +107,7 @@ def shutdown() -> None:
         _process_world = None
     else:
         _thread_world.set(None)
+    world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
     world.log.close()
     world.comm.close()
 
@@ -149,22 +167,6 @@ def device() -> torch.device:
     return current().device
 
 
-def gather_gpus(world: World) -> list[dict[str, int]] | None:
-    """Return what the driver tells of each rank's GPU; None where some rank has none; collective."""
-    if world.device.type != "cuda":
-        mine = None
-    else:
-        properties = torch.cuda.get_device_properties(world.device)
-        mine = {
-            "index": world.comm.rank,
-            "sm_major": properties.major,
-            "sm_minor": properties.minor,
-            "vram_bytes": properties.total_memory,
-        }
-    everybody = [json.loads(text) for text in all_gather_bytes(world.comm, json.dumps(mine).encode())]
-    return None if None in everybody else everybody
-
-
 def _backend(environment: Environment) -> str:
     if environment.backend == "auto":
         return "mpi" if environment.under_mpi else "memory"
@@ -187,8 +189,24 @@ def _connect(backend: str) -> Comm:
 def _make_world(comm: Comm, backend: str, environment: Environment) -> World:
     comm.deadline_seconds = environment.stall_seconds or DEADLINE_SECONDS
     log = EventLog(environment.log, comm.rank)
+    device = _device(comm.local_rank)
+    mine = json.dumps(_describe(device, comm.rank)).encode()
+    devices = [json.loads(text) for text in all_gather_bytes(comm, mine)]
     comm.agree(True)  # the common start of all ranks' clocks
-    return World(comm, _device(comm.local_rank), backend, log)
+    return World(comm, device, backend, log, devices)
+
+
+def _describe(device: torch.device, rank: int) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"name": f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "index": rank,
+        "sm_major": properties.major,
+        "sm_minor": properties.minor,
+        "vram_bytes": properties.total_memory,
+    }
 
 
 def _device(local_rank: int) -> torch.device:
@@ -206,6 +224,7 @@ def _end_job_on_uncaught_exception(comm: Comm) -> None:
         traceback.print_exception(kind, error, trace)
         sys.stdout.flush()
         sys.stderr.flush()
+        shutdown("error", 1)
         if not isinstance(error, RankError):  # that one is raised on every rank: each ends by itself
             comm.abort(1)
 

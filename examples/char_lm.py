@@ -53,6 +53,7 @@ class Block(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x_btc: Tensor) -> Tensor:
+        """Return the block's output, shaped as its input: b batch, t time, c channels."""
         heads = self.queries_keys_values(self.norm_1(x_btc)).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = heads.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -72,6 +73,7 @@ class GPT(nn.Module):
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(self, codes_bt: Tensor) -> Tensor:
+        """Return the scores."""
         x_btc = self.embed(codes_bt) + self.position[: codes_bt.shape[1]]
         return self.norm(self.blocks(x_btc)) @ self.embed.weight.T  # the embedding is tied to the output
 
@@ -112,12 +114,11 @@ def train(args: argparse.Namespace) -> GPT:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = emulated.parser()
     parser.add_argument("--chars", type=int, default=1_000_000, help="how much of the library's text to read")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--context", type=int, default=64)
-    emulated.add_arguments(parser)
     return parser.parse_args()
 
 

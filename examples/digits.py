@@ -1,4 +1,4 @@
-"""What the two training scripts share: scikit-learn's digits, a small network, its accuracy, the arguments."""
+"""What the two training scripts share: scikit-learn's digits, a small network, accuracy, arguments."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def accuracy(model: nn.Module, test_set: TensorDataset) -> float:
 def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
     """Return the command line's settings; `parser` may bring more of them."""
     parser = parser or argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

@@ -60,10 +60,12 @@ class EmulatedDevice:
             self._late = 0.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--speeds` and `--batch-seconds` to the command line."""
+def parser() -> argparse.ArgumentParser:
+    """Return a command line with `--speeds` and `--batch-seconds`; scripts add their own."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("--speeds", help="emulate a rig: relative speeds, one for each rank, such as 1,1,2,4")
     parser.add_argument("--batch-seconds", type=float, default=0.04, help="time of a batch at speed 1")
+    return parser
 
 
 def slow_down(model: nn.Module, args: argparse.Namespace, *, batch_size: int, rank: int, size: int) -> None:

@@ -42,7 +42,7 @@ class Progress:
         self._policy = policy
         self._num_epochs = num_epochs
         self._visible = visible
-        self._is_terminal = sys.stdout.isatty()
+        self._is_terminal = _is_terminal()
         self._started = time.perf_counter()
         self._next_line = self._started
 
@@ -63,8 +63,18 @@ class Progress:
 
     def _write(self, epoch: int, num_updates: int) -> None:
         seconds = time.perf_counter() - self._started
-        line = f"{self._policy:<8} epoch {epoch:>2} of {self._num_epochs}, update {num_updates:>5}, {seconds:5.1f} s"
+        where = f"epoch {epoch:>2} of {self._num_epochs}, update {num_updates:>5}"
+        line = f"{self._policy:<8} {where}, {seconds:5.1f} s"
         print(f"\r{line}" if self._is_terminal else line, end="" if self._is_terminal else "\n", flush=True)
+
+
+def _is_terminal() -> bool:
+    """Return whether somebody watches: mpirun gives its ranks a terminal, whatever its own output is."""
+    try:
+        above = Path(f"/proc/{os.getppid()}/fd/1").readlink()
+    except OSError:
+        return False
+    return sys.stdout.isatty() and str(above).startswith(("/dev/pts/", "/dev/tty"))
 
 
 @dataclass(frozen=True)
@@ -89,10 +99,11 @@ def read_log(path: Path) -> list[Measured]:
     runs: list[list[dict[str, Any]]] = []
     for line in path.read_text().splitlines():
         event = json.loads(line)
-        if event["event"] == "run":
+        if event["event"] != "window":
+            continue
+        if event["window"] == 0:
             runs.append([])
-        elif event["event"] == "window":
-            runs[-1].append(event)
+        runs[-1].append(event)
     return [_measure(windows) for windows in runs]
 
 

@@ -22,14 +22,15 @@ def train(args: argparse.Namespace, policy: str) -> summary.Outcome:
     torch.manual_seed(args.seed)
     train_set, test_set = digits.load()
     model = digits.Net()
-    emulated.slow_down(model, args, batch_size=8, rank=elche.rank(), size=elche.size())
-    loader = elche.DataLoader(train_set, batch_size=8, shuffle=True)
+    loader = elche.DataLoader(train_set, batch_size=4, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     optimizer = elche.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        optimizer,
         named_parameters=model.named_parameters(),
         loader=loader,
-        cadence=elche.Cadence(anchor=2 if policy == "cadence" else 1, policy=policy),
+        cadence=elche.Cadence(policy=policy),
     )
+    emulated.slow_down(model, args, batch_size=4, rank=elche.rank(), size=elche.size())
     progress = summary.Progress(policy, args.epochs, visible=elche.rank() == 0)
 
     for epoch in range(args.epochs):
@@ -43,14 +44,10 @@ def train(args: argparse.Namespace, policy: str) -> summary.Outcome:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # so small a network is faster on one thread
-    parser = argparse.ArgumentParser()
-    emulated.add_arguments(parser)
-    args = digits.arguments(parser)
-
+    args = digits.arguments(emulated.parser())
     log = summary.start_log()
     elche.init()
     outcomes = [train(args, policy) for policy in ("cadence", "sync")]
     if elche.rank() == 0:
-        title = f"digits on {emulated.describe(args, elche.size())}"
-        print(summary.table(title, outcomes, log))
+        print(summary.table(f"digits on {emulated.describe(args, elche.size())}", outcomes, log))
     elche.shutdown()

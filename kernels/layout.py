@@ -104,7 +104,10 @@ def check_bucket(bucket_n: Tensor, layout: SlotLayout) -> None:
 
 def real_pair(tensor: Tensor) -> Tensor:
     """Alias a complex tensor as its real pair (a last dimension of 2); return any other as it is."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not tensor.is_complex():
+        return tensor
+    check_resolved(tensor)
+    return torch.view_as_real(tensor)
 
 
 def dense_1d(tensor: Tensor) -> Tensor:
@@ -119,14 +122,16 @@ def dense_1d(tensor: Tensor) -> Tensor:
         A 1-d contiguous alias.
 
     Raises:
-        ConfigError: the tensor has gaps or overlaps (such as every second column, or an expanded one).
+        ConfigError: the tensor has gaps or overlaps (such as every second column, or an expanded one), or is
+            a lazy conjugate.
     """
     check_dense(tensor)
     return real_pair(tensor.as_strided((tensor.numel(),), (1,))).view(-1)
 
 
 def check_dense(tensor: Tensor) -> None:
-    """Refuse a tensor whose memory has gaps or overlaps."""
+    """Refuse a tensor whose memory has gaps or overlaps, or holds other values than it stands for."""
+    check_resolved(tensor)
     if tensor.is_contiguous() or tensor.numel() == 0:
         return
     numel = 1
@@ -137,3 +142,9 @@ def check_dense(tensor: Tensor) -> None:
                 f"a tensor of shape {shape} with strides {tensor.stride()} is not dense in memory"
             )
         numel *= length
+
+
+def check_resolved(tensor: Tensor) -> None:
+    """Refuse a lazy conjugate or negative: `backward` leaves such a `grad` on complex parameters at times."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise ConfigError("a lazily conjugated or negated tensor needs resolve_conj() or resolve_neg() first")

@@ -10,13 +10,13 @@ Slots of 3, 0 and 5 elements in a float32 bucket at CHUNK = 4, where the second 
              (0x7f0200, 0), (0, 0), (0x7f0400, 2)
 
 Rules for the kernels that read them, each found in their PTX:
-* `tl.multiple_of` marks the operation that made the value, wherever else that value goes, and on one result of
-  a call it marks them all: masked stores then write past the end. So only the branch that knows of an
+* `tl.multiple_of` marks the operation that made the value, wherever else that value goes, and on one result
+  of a call it marks them all: masked stores then write past the end. So only the branch that knows of an
   alignment makes the aligned pointer; places in the bucket are counted in groups and need no mark.
 * Loads and stores are 16 bytes wide only without a mask, so whole chunks have a branch of their own.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-untyped-calls
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def locate(chunks_ptr, sources_ptr):
     return address, kind, tl.load(row_ptr + 1), tl.load(row_ptr + 2), tl.load(row_ptr + 3)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tables:
     """The two tables of one layout on one stream, and the rows that the second was made from."""
 
@@ -65,11 +65,10 @@ def tables_of(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torc
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     rows = source_rows(layout, tensors, device)
     tables = layout.tables.get((device, stream))
-    if tables is None:
-        tables = Tables(_upload(chunk_rows(layout), device), _upload(torch.tensor(rows), device), rows)
-        layout.tables[device, stream] = tables
-    elif tables.rows != rows:
-        tables.sources, tables.rows = _upload(torch.tensor(rows), device), rows
+    if tables is None or tables.rows != rows:
+        chunks = tables.chunks if tables else _upload(chunk_rows(layout), device)
+        sources = _upload(torch.tensor(rows, dtype=torch.int64), device)
+        tables = layout.tables[device, stream] = Tables(chunks, sources, rows)
     return tables
 
 

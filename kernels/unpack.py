@@ -1,7 +1,7 @@
 """The Triton kernel of `unpack_`."""
 
 # ruff: noqa: N803 (constants of a kernel are in capitals)
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -116,7 +116,7 @@ def require_pairs(sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> None:
                 f"all_reduce takes pairs of one shape and dtype, got {send.shape} {send.dtype} "
                 f"and {recv.shape} {recv.dtype}"
             )
-        if send.dtype.char not in SUMMED:
+        if send.dtype.char not in SUMMED or not send.dtype.isnative:
             raise ConfigError(
                 f"all_reduce sums integers, float32, float64 and their complex pairs, got {send.dtype}"
             )

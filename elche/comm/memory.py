@@ -88,7 +88,7 @@ class MemoryComm:
         self.size = self.local_size = meeting.size
         self.cross_rank, self.cross_size = 0, 1
         self._meeting = meeting
-        self._closed = False
+        self._unusable: str | None = None
 
     def all_gather(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
         """Return every rank's `send`, stacked in rank order: shape `(size, *send.shape)`, same dtype."""
@@ -126,7 +126,7 @@ class MemoryComm:
 
     def close(self) -> None:
         """Refuse further verbs; ranks that wait for this one fail at once."""
-        self._closed = True
+        self._unusable = self._unusable or "it was closed"
         self._meeting.leave(self.rank)
 
     def abort(self, code: int) -> None:
@@ -136,10 +136,15 @@ class MemoryComm:
     def _meet(
         self, call: str, value: Any, combine: Callable[[list[Any]], Any], deadline_seconds: float | None
     ) -> Any:
-        if self._closed:
-            raise CommError(f"rank {self.rank} of {self.size} cannot {call.split()[0]}: it was closed")
+        verb = call.split()[0]
+        if self._unusable is not None:
+            raise CommError(f"rank {self.rank} of {self.size} cannot {verb}: {self._unusable}")
         limit = self.deadline_seconds if deadline_seconds is None else require_seconds(deadline_seconds)
-        return self._meeting.meet(self.rank, call, value, combine, limit)
+        try:
+            return self._meeting.meet(self.rank, call, value, combine, limit)
+        except DeadlineError:
+            self._unusable = f"{verb} did not end within {limit:g} s"
+            raise
 
 
 class _Meeting:
@@ -174,9 +179,10 @@ class _Meeting:
                 self._conclude(combine)
             self._notice_left()
             if not self._changed.wait_for(lambda: self._num_met > met or self._failure, limit_seconds):
-                failure = f"{verb} did not end within {limit_seconds:g} s"
-                error = DeadlineError(f"{failure}; rank {rank} of {self.size} waited")
-                self.fail(failure, error)
+                error = DeadlineError(
+                    f"{verb} did not end within {limit_seconds:g} s; rank {rank} of {self.size} waited"
+                )
+                self.leave(rank, error)
                 raise error
             if self._num_met == met:
                 raise CommError(
@@ -188,12 +194,13 @@ class _Meeting:
         """Make all waits and all further meetings fail; the first failure is the one that counts."""
         with self._changed:
             if self._failure is None:
-                self._failure, self.cause = failure, cause
+                self._failure, self.cause = failure, self.cause or cause
             self._changed.notify_all()
 
-    def leave(self, rank: int) -> None:
-        """Note that `rank` meets nobody any more."""
+    def leave(self, rank: int, cause: BaseException | None = None) -> None:
+        """Note that `rank` meets nobody any more; what it has brought to the meeting under way counts."""
         with self._changed:
+            self.cause = self.cause or cause
             self._left.add(rank)
             self._notice_left()
 
@@ -213,8 +220,9 @@ class _Meeting:
         self._changed.notify_all()
 
     def _notice_left(self) -> None:
-        if self._left and self._values:
-            self.fail(f"ranks {sorted(self._left)} have left")
+        missed = self._left - self._values.keys()
+        if missed and self._values:
+            self.fail(f"ranks {sorted(missed)} have left")
 
 
 def _kinds(buffers: Sequence[Buffer]) -> str:

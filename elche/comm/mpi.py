@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**31 - 1  # elements that one call can name in an MPI older than 4
 BYTES_PER_SECOND = 2e9  # 4 ranks on 2 cores reduce 1 MB in 0.5 ms when they spin, in 0.9 ms when they nap
 
-# MPI writes to the buffers of an abandoned request until it has ended; it outlives its communicator here.
-_abandoned: list[MPI.Request] = []
+# A request and what it was called with. MPI reads and writes those buffers until it has ended, and mpi4py 4.1
+# holds them for all_gather and broadcast but not for all_reduce: freed memory was written to.
+_Operation = tuple["MPI.Request", tuple[Any, ...]]
+_abandoned: list[_Operation] = []  # they outlive their communicator
 
 
 def sweep_abandoned() -> int:
-    """Let go of abandoned requests that have ended; return how many have not."""
-    _abandoned[:] = [request for request in _abandoned if not _has_ended(request)]
+    """Let go of abandoned operations that have ended; return how many have not."""
+    _abandoned[:] = [(request, call) for request, call in _abandoned if not _has_ended(request)]
     return len(_abandoned)
 
 
@@ -152,10 +154,10 @@ class MpiComm:
         limit = self.deadline_seconds if deadline_seconds is None else require_seconds(deadline_seconds)
         self._unusable = f"{verb} was interrupted"  # holds if anything leaves from here on
         spin_seconds = SPIN_SECONDS + num_bytes / BYTES_PER_SECOND
-        pending: list[MPI.Request] = []
+        pending: list[_Operation] = []
         try:
             for call in calls:
-                pending.append(start(*call))  # not a comprehension: it would lose the first if the second fails
+                pending.append((start(*call), call))  # one by one: a failing start must not lose those before
             in_time = self._poller.wait(
                 lambda: _finish(pending), limit_seconds=limit, spin_seconds=spin_seconds
             )
@@ -175,9 +177,9 @@ def _as_bytes(buffer: Buffer) -> Buffer:
     return buffer.reshape(-1).view(np.uint8)
 
 
-def _finish(pending: list[MPI.Request]) -> bool:
-    """Drop ended requests from the end of `pending`; each test moves all of them on."""
-    while pending and pending[-1].Test():
+def _finish(pending: list[_Operation]) -> bool:
+    """Drop ended operations from the end of `pending`; each test moves all of them on."""
+    while pending and pending[-1][0].Test():
         pending.pop()
     return not pending
 

@@ -14,6 +14,7 @@ DOMINANCE_MARGIN = 0.10
 MAX_SPEED_RATIO = 64.0
 DEAD_ZONE_PERCENT = 5
 SAME_SPEED_MS = 1e-6
+ALL_BATCHES = 2.0**53  # more than any count
 
 
 def elect(smoothed_ms: Sequence[float], anchor_rank: int | None) -> int | None:
@@ -55,25 +56,26 @@ def proportional_counts(anchor: int, slow_ms: float, smoothed_ms: Sequence[float
         >>> proportional_counts(10, 4.0, [1.0, 4.0, 0.0])
         [40, 10, 10]
     """
-    low_ms, high_ms, limit = slow_ms - SAME_SPEED_MS, slow_ms + SAME_SPEED_MS, MAX_SPEED_RATIO
+    near, limit = SAME_SPEED_MS, MAX_SPEED_RATIO
     return [
         anchor
-        if ms == 0.0 or low_ms < ms < high_ms
+        if ms == 0.0 or -near < ms - slow_ms < near
         else int(anchor * (ratio if (ratio := slow_ms / ms) < limit else limit) + 0.5) or 1
         for ms in smoothed_ms
     ]
 
 
-def spread(anchor: int, smoothed_ms: Sequence[float]) -> int:
-    """Return how many batches more than `anchor` the fastest slot would do; 0 while no speed is known."""
+def spreads_past(max_batch_diff: int, anchor: int, smoothed_ms: Sequence[float]) -> bool:
+    """Return whether the fastest slot would lead the `anchor` batches of the slowest by more than that."""
     known_ms = [ms for ms in smoothed_ms if ms > 0.0]
-    return int(anchor * max(known_ms) / min(known_ms) + 0.5) - anchor if known_ms else 0
+    # round(fastest) > anchor + max_batch_diff, without an int() that fails on an infinite ratio.
+    return bool(known_ms) and anchor * max(known_ms) / min(known_ms) + 0.5 >= anchor + max_batch_diff + 1
 
 
 def missed_batches(slack_ms: Sequence[float], smoothed_ms: Sequence[float]) -> list[int]:
     """Return the batches each slot misses during `slack_ms` of other work, 0 where its speed is unknown."""
     return [
-        math.ceil(slack / ms) if slack > 0.0 and ms > 0.0 else 0
+        math.ceil(min(slack / ms, ALL_BATCHES)) if slack > 0.0 and ms > 0.0 else 0
         for slack, ms in zip(slack_ms, smoothed_ms, strict=True)
     ]
 
@@ -116,14 +118,14 @@ def capped(counts: Sequence[int], max_total: int) -> list[int]:
 
     Args:
         counts: per slot its batches, more than `max_total` in sum.
-        max_total: the cap; the floor of 1 batch each wins over it.
+        max_total: the cap.
 
     Returns:
-        Per slot its batches; `max_total` in sum if that is at least the number of slots.
+        Per slot its batches; `max_total` in sum, or more where the floor of 1 batch each asks for it.
 
     Example:
-        >>> capped([64, 1, 51], 50)
-        [27, 1, 22]
+        >>> capped([40, 64, 51], 50)
+        [12, 22, 16]
     """
     fitted = scaled(counts, max_total)
     largest = max(range(len(fitted)), key=lambda slot: (fitted[slot], slot))
@@ -136,14 +138,14 @@ def clamped(counts: Sequence[int], max_total: int) -> list[int]:
 
     Args:
         counts: per slot its batches.
-        max_total: the bound; the floor of 1 batch each wins over it.
+        max_total: the bound.
 
     Returns:
-        Per slot its batches; the same when they are within the bound.
+        Per slot its batches; at most `max_total` in sum, or more where the floor of 1 batch each asks for it.
 
     Example:
-        >>> clamped([64, 1, 51], 50)
-        [28, 1, 21]
+        >>> clamped([40, 64, 51], 50)
+        [13, 21, 16]
     """
     if sum(counts) <= max_total:
         return list(counts)

@@ -13,9 +13,8 @@ from typing import Any
 from elche.policy import balance, devices
 from elche.policy.checks import at_least, one_per_slot, slot_of
 from elche.policy.growth import Growth
-from elche.policy.guards import Verdict
 from elche.policy.plan import Plan
-from elche.policy.records import ElCheState, Phase, WindowReport
+from elche.policy.records import ElCheState, Phase, Verdict, WindowReport
 from elche.policy.trust import TRUST_WINDOW_CAP, TrustWindows
 
 __all__ = ["ElChe", "ElCheState", "Phase", "WindowReport"]
@@ -250,9 +249,10 @@ class ElChe:
 
     def relax_anchor_up(self) -> None:
         """Grow the anchor by one, unless `max_anchor` or the spread of the counts forbids it."""
-        spread = balance.spread(self.anchor + 1, self.trust.smoothed_ms)
-        within = self.max_batch_diff is None or spread <= self.max_batch_diff
-        if within and self.anchor < self.growth.max_anchor:
+        lead = self.max_batch_diff
+        if lead is not None and balance.spreads_past(lead, self.anchor + 1, self.trust.smoothed_ms):
+            return
+        if self.anchor < self.growth.max_anchor:
             self.anchor += 1
             self._recompute()
 
@@ -260,16 +260,17 @@ class ElChe:
 
     def to_state(self) -> ElCheState:
         """Return what a checkpoint keeps."""
-        smoothed_ms = tuple(self.trust.smoothed_ms)
+        smoothed_ms = list(self.trust.smoothed_ms)
         return ElCheState(self.anchor, self.anchor_rank, smoothed_ms, self.phase, self.calibration_count)
 
     def restore_from_state(self, state: ElCheState) -> None:
         """Start each trust window with the saved mean; refuses a state of another number of slots."""
         one_per_slot("smoothed_ms_per_batch", state.smoothed_ms_per_batch, self.world_size)
+        at_least("anchor", state.anchor, 1)
         if state.anchor_rank is not None:
             slot_of("anchor_rank", state.anchor_rank, self.world_size)
         self.trust.seed(state.smoothed_ms_per_batch)
-        self.anchor, self.anchor_rank, self.phase = state.anchor, state.anchor_rank, state.phase
+        self.anchor, self.anchor_rank, self.phase = state.anchor, state.anchor_rank, Phase(state.phase)
         self.calibration_count = state.calibration_count
         self.calibrated = any(self.trust.depths)
 

@@ -7,98 +7,18 @@ only place where a verdict takes effect.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from elche.errors import ConfigError
+from elche.policy.checks import at_least
+from elche.policy.records import DivergenceReport, Verdict
+
+__all__ = ["DivergenceReport", "Guard", "MsfGuard", "NoGuard", "TrendGuard", "Verdict"]
 
 TREND_HISTORY = 5
 DIVERGENCE_FLOOR = 1e-8  # a smaller divergence has no growth rate worth the name
-NORM_FLOOR = 1e-10
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A detector's word on the cadence, made by one of the three class methods.
-
-    Attributes:
-        kind: "stable" | "suppress_growth" | "nudge_down".
-        factor: what the anchor is multiplied by; only for "nudge_down".
-        relax_up: whether the anchor may also grow by one; only for "stable".
-    """
-
-    kind: str
-    factor: float | None = None
-    relax_up: bool = False
-
-    @classmethod
-    def stable(cls, relax_up: bool = False) -> Verdict:
-        """Nothing stands against growth."""
-        return cls("stable", relax_up=relax_up)
-
-    @classmethod
-    def suppress_growth(cls) -> Verdict:
-        """Windows must not grow until five stable verdicts have come in a row."""
-        return cls("suppress_growth")
-
-    @classmethod
-    def nudge_down(cls, factor: float) -> Verdict:
-        """Windows must shrink to `factor` of their length, and not grow."""
-        return cls("nudge_down", factor=factor)
-
-
-@dataclass(frozen=True)
-class DivergenceReport:
-    """How far the slots had drifted apart when their parameters were averaged.
-
-    Attributes:
-        deltas: per slot ||pre - post|| / ||post||, 0 where ||post|| <= 1e-10.
-        pre_norms: per slot ||pre||, the norm of its parameters before the average.
-        post_norm: ||post||, the norm of the averaged parameters.
-    """
-
-    deltas: Sequence[float]
-    pre_norms: Sequence[float] | None = None
-    post_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.pre_norms is not None and len(self.pre_norms) != len(self.deltas):
-            raise ConfigError(f"pre_norms has {len(self.pre_norms)} values; deltas has {len(self.deltas)}")
-
-    @property
-    def max_relative_delta(self) -> float:
-        """D, the largest delta, 0 without one; a NaN counts for nothing."""
-        return max((delta for delta in self.deltas if delta > 0.0), default=0.0)
-
-    @property
-    def cosine_similarities(self) -> list[float] | None:
-        """Per slot the cosine between its parameters and the average.
-
-        cos = (pre^2 + post^2 - (delta * post)^2) / (2 * pre * post), clamped to [-1, 1]; None when a norm
-        is unknown or ||post|| <= 1e-10.
-        """
-        post = self.post_norm
-        if self.pre_norms is None or post is None or post <= NORM_FLOOR:
-            return None
-        return [
-            _cosine(pre, post, delta * post) for pre, delta in zip(self.pre_norms, self.deltas, strict=True)
-        ]
-
-    @property
-    def magnitude_shifts(self) -> list[float] | None:
-        """Per slot ||pre|| - ||post||; None when a norm is unknown."""
-        if self.pre_norms is None or self.post_norm is None:
-            return None
-        return [pre - self.post_norm for pre in self.pre_norms]
-
-
-def _cosine(pre: float, post: float, distance: float) -> float:
-    """Law of cosines for a triangle with these sides; 0 where a side has no direction."""
-    if pre <= NORM_FLOOR:
-        return 0.0
-    cosine = (pre * pre + post * post - distance * distance) / (2.0 * pre * post)
-    return max(-1.0, min(1.0, cosine))
 
 
 class Guard(Protocol):
@@ -237,13 +157,11 @@ class MsfGuard:
     ) -> None:
         if not 0.0 <= alpha < 1.0:
             raise ConfigError(f"alpha is {alpha}; it must lie in [0, 1)")
-        if min(suppress_sustain, nudge_sustain) < 1:
-            raise ConfigError(f"sustain is {min(suppress_sustain, nudge_sustain)}; it must be at least 1")
         self.alpha = alpha
         self.suppress_threshold = _number("suppress_threshold", suppress_threshold)
-        self.suppress_sustain = suppress_sustain
+        self.suppress_sustain = at_least("suppress_sustain", suppress_sustain, 1)
         self.nudge_threshold = _number("nudge_threshold", nudge_threshold)
-        self.nudge_sustain = nudge_sustain
+        self.nudge_sustain = at_least("nudge_sustain", nudge_sustain, 1)
         self.nudge_factor = _number("nudge_factor", nudge_factor)
         self.seen = MsfState()
 

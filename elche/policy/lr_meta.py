@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from elche.policy.guards import Verdict
-from elche.policy.records import Phase
+from elche.policy.records import Phase, Verdict
 
 LR_WINDOW = 3
 ANCHOR_WINDOW = 5
@@ -54,7 +54,7 @@ class LrMetaController:
         length, base = PATTERN[phase]
         if len(self.verdicts) >= length and "stable" not in self.verdicts[-length:]:
             factors.append(self._factor(base))
-        return _clamp(factors[0] * factors[-1] if len(factors) == 2 else factors[0]) if factors else None
+        return _clamp(math.prod(factors)) if factors else None
 
     def _fell_off_cliff(self) -> bool:
         if len(self.lrs) < 2:

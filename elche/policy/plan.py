@@ -44,7 +44,7 @@ class Plan:
 
     def expect_ratio(self, anchor: int, slow: int, ratio: float) -> None:
         """Set the counts for slots that are all `ratio` times as fast as the slot `slow`, or as fast."""
-        if not math.isfinite(ratio):
+        if not math.isfinite(anchor * ratio):
             raise ConfigError(f"the ratio of speed_ratio is {ratio}; it must be finite")
         self.counts = [int(anchor * max(1.0, ratio) + 0.5)] * len(self.counts)
         self.counts[slow] = anchor

@@ -23,6 +23,9 @@ class Schedule:
         living: by slot, whether somebody holds it. Dead slots get no batches.
     """
 
+    controller: ElChe
+    living: list[bool]
+
     def __init__(
         self, cadence: Cadence, world_size: int, *, gpus: Sequence[Mapping[str, int]] | None = None
     ) -> None:

@@ -42,17 +42,7 @@ class TrustWindows:
 
     def push(self, wall_ms: Sequence[float], batches: Sequence[int]) -> None:
         """Take one report: a reading where batches > 0 and the wall is finite and > 0, else a zero report."""
-        if min(batches) > 0 and min(wall_ms) > 0 and all(map(math.isfinite, wall_ms)):
-            silent: list[int] = []
-            newest = list(map(float, map(truediv, wall_ms, batches)))
-        else:
-            valid = [
-                n > 0 and wall > 0 and math.isfinite(wall) for wall, n in zip(wall_ms, batches, strict=True)
-            ]
-            silent = [slot for slot, heard in enumerate(valid) if not heard]
-            newest = [
-                float(wall / n) if ok else 0.0 for wall, n, ok in zip(wall_ms, batches, valid, strict=True)
-            ]
+        newest, silent = _readings(wall_ms, batches)
         dropped = self._rows.pop(0)
         self._rows.append(newest)
         depths, self.depths = self.depths, [depth + (depth < TRUST_WINDOW_CAP) for depth in self.depths]
@@ -92,3 +82,12 @@ class TrustWindows:
         self.depths = list(state["depths"])
         self.zero_reports = list(state["zero_reports"])
         self._smooth()
+
+
+def _readings(wall_ms: Sequence[float], batches: Sequence[int]) -> tuple[list[float], list[int]]:
+    """Return per slot its ms per batch, 0.0 without a reading, and the slots that have none."""
+    if min(batches) > 0 and min(wall_ms) > 0.0 and all(map(math.isfinite, wall_ms)):
+        return list(map(float, map(truediv, wall_ms, batches))), []
+    heard = [n > 0 and wall > 0.0 and math.isfinite(wall) for wall, n in zip(wall_ms, batches, strict=True)]
+    readings = [float(wall / n) if ok else 0.0 for wall, n, ok in zip(wall_ms, batches, heard, strict=True)]
+    return readings, [slot for slot, ok in enumerate(heard) if not ok]

@@ -121,7 +121,7 @@ def _flat(tensors: Iterable[Tensor], dtype: torch.dtype, counts: bool) -> Buffer
 
 
 def _write(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    parts = flat.split([real_pair(tensor).numel() for tensor in tensors])
+    parts = torch.split(flat, [real_pair(tensor).numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         real = real_pair(tensor)
         real.copy_(part.view(real.shape))

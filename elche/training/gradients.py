@@ -24,6 +24,11 @@ class Gradients:
         device: where they live; one for all.
     """
 
+    parameters: list[Tensor]
+    names: list[str]
+    present: list[bool]
+    device: torch.device
+
     def __init__(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
         """Lay out buckets for `parameters`.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from elche import events
-from elche.comm.base import all_gather_bytes
 from elche.policy.dispatch import Range
 from elche.policy.guards import Verdict
 from elche.policy.schedule import Schedule
@@ -18,12 +16,27 @@ from elche.training.exchange import Row
 from elche.training.plan import Plan
 from elche.world import World
 
+PACKAGES = ("elche", "torch", "numpy", "mpi4py", "triton")
+
 
 class Journal:
     """Tells the event log what happened on this rank's side."""
 
     def __init__(self, world: World, schedule: Schedule) -> None:
         self._world, self._schedule = world, schedule
+
+    def run(self, settings: dict[str, Any]) -> None:
+        """Tell of a job that begins to train with these settings."""
+        self._world.log.write(
+            events.Run(
+                **self._world.stamp(),
+                world=self._world.comm.size,
+                config=settings,
+                versions={name: version for name in PACKAGES if (version := _version(name)) is not None},
+                devices=[device["name"] for device in self._world.devices],
+                backend=self._world.backend,
+            )
+        )
 
     def window(
         self, plan: Plan, rows: Sequence[Row], sync_ms: float, lr: float, verdict: Verdict, *, updated: bool
@@ -44,7 +57,7 @@ class Journal:
         controller = self._schedule.controller
         self._world.log.write(
             events.Window(
-                **self._stamp(),
+                **self._world.stamp(),
                 epoch=plan.epoch,
                 window=plan.index,
                 slots=list(range(len(rows))),
@@ -72,27 +85,25 @@ class Journal:
     def epoch(self, epoch: int, num_windows: int, num_updates: int) -> None:
         """Tell of an epoch whose every sample is in a committed window."""
         self._world.log.write(
-            events.Epoch(**self._stamp(), epoch=epoch, windows=num_windows, num_updates=num_updates)
+            events.Epoch(**self._world.stamp(), epoch=epoch, windows=num_windows, num_updates=num_updates)
         )
 
-    def differed(self, window: int, ranks: list[int], device: torch.device) -> None:
+    def differed(self, window: int, ranks: list[int]) -> None:
         """Tell of replicas that were not equal after `window` windows, and warn where that is a fault."""
-        kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        kinds = set(all_gather_bytes(self._world.comm, kind.encode()))
+        kinds = {device["name"] for device in self._world.devices}
         if len(kinds) == 1:
             warnings.warn(
-                f"after {window} windows the parameters or optimizer state of ranks {ranks} differed from rank "
-                "0's on equal devices; they were sent again, but either the script changes them on some ranks "
-                "only, or this is a bug of elche",
+                f"after {window} windows the parameters, buffers or optimizer state of ranks {ranks} were not "
+                "rank 0's, on equal devices; they were sent again, but it is a fault: the script changes them "
+                "on some ranks only, or elche has a bug",
                 RuntimeWarning,
                 stacklevel=2,
             )
         self._world.log.write(
-            events.Resync(**self._stamp(), window=window, differing_ranks=ranks, same_devices=len(kinds) == 1)
+            events.Resync(
+                **self._world.stamp(), window=window, differing_ranks=ranks, same_devices=len(kinds) == 1
+            )
         )
-
-    def _stamp(self) -> dict[str, Any]:
-        return {"time_seconds": self._world.seconds(), "rank": self._world.comm.rank}
 
 
 def _mean_loss(rows: Sequence[Row]) -> float | None:
@@ -110,3 +121,10 @@ def _runs(batches: Sequence[Range]) -> list[Range]:
         else:
             runs.append((start, stop))
     return runs
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -38,6 +38,10 @@ class DataLoader:
         epoch: number of the epoch that the next loop, or the loop under way, goes through.
     """
 
+    dataset: Any
+    batch_size: int
+    epoch: int
+
     def __init__(
         self,
         dataset: Any,
@@ -140,15 +144,14 @@ class DataLoader:
         Args:
             engine: the optimizer's.
             weight: gives a collated batch's weight; None: its number of samples.
-
-        Raises:
-            ConfigError: the loader works for another optimizer.
         """
-        if self._engine is not None:
-            raise ConfigError(
-                "this DataLoader works for another DistributedOptimizer already; make one for each"
-            )
+        self.check_free()
         self._engine, self._weight = engine, weight
+
+    def check_free(self) -> None:
+        """Refuse to work for a second optimizer: its windows would take the first one's batches."""
+        if self._engine is not None:
+            raise ConfigError("this DataLoader works for a DistributedOptimizer already; make one for each")
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the next epoch: this rank's batches.
@@ -172,17 +175,22 @@ class DataLoader:
             asked = time.perf_counter()
             while (wanted := engine.next_range()) is not None:
                 batch = self._lookahead.fetch(wanted, batches)
-                engine.hand_over(wanted, self._weigh(wanted, batch), 1e3 * (time.perf_counter() - asked))
+                engine.hand_over(
+                    wanted, self._weigh(engine, wanted, batch), 1e3 * (time.perf_counter() - asked)
+                )
                 yield batch
                 asked = time.perf_counter()
         finally:
             if engine.plan is None:  # also where the loop was left by `break` after the last update
                 self.epoch += 1
 
-    def _weigh(self, wanted: Range, batch: Any) -> float:
+    def _weigh(self, engine: WindowEngine, wanted: Range, batch: Any) -> float:
         if self._weight is None:
             return float(wanted[1] - wanted[0])
-        return check_weight(self._weight(batch))
+        try:
+            return check_weight(self._weight(batch))
+        except ConfigError as error:
+            engine.fail(error)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self._shuffle:
@@ -193,8 +201,8 @@ class DataLoader:
 def _check_dataset(dataset: Any) -> None:
     if isinstance(dataset, torch.utils.data.IterableDataset):
         raise ConfigError(
-            "dataset must be map-style, got an IterableDataset: whose samples come in one order only cannot be "
-            "dealt by speed; index it, or load its items into a list"
+            "dataset must be map-style, got an IterableDataset: samples that come in one order only cannot "
+            "be dealt by speed; index them, or load them into a list"
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(f"dataset must have __getitem__ and __len__, got {type(dataset).__qualname__}")

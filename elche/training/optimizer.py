@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from elche.policy.weights import lr_factor
 from elche.training import amp
 from elche.training.buffers import Buffers
 from elche.training.gradients import Gradients
+from elche.training.journal import Journal
 from elche.training.loader import DataLoader
 from elche.training.plan import Plan
 from elche.training.replicas import Replicas, agree_on
@@ -65,40 +66,74 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         ConfigError: an argument is refused; the text names it and the bound.
         MismatchError: the ranks have different models, data or settings; on all ranks.
     """
-    world = worlds.current()
-    cadence = Cadence() if cadence is None else cadence
+    world, cadence = worlds.current(), Cadence() if cadence is None else cadence
     model, named = _find_model(model, named_parameters), list(named_parameters or ())
-    parts: list[tuple[DataLoader, Gradients, Buffers]] = []
+    parts = agree_on(world.comm, lambda: _Parts.of(optimizer, named, loader, cadence, model, world.comm.size))
+    schedule = Schedule(cadence, world.comm.size, gpus=world.gpus())
+    Journal(world, schedule).run(parts.settings())
+    engine = WindowEngine(
+        world,
+        cadence,
+        schedule,
+        parts.gradients,
+        parts.buffers,
+        parts.loader.new_pool,
+        _Update(optimizer, cadence),
+        Replicas(world.comm, optimizer, parts.buffers),
+    )
+    parts.loader.attach(engine, cadence.weight)
+    _become_distributed(optimizer, engine)
+    return optimizer
 
-    def describe() -> dict[str, Any]:
-        _check_arguments(optimizer, loader, cadence, model)
-        assert loader is not None
+
+@dataclass(frozen=True)
+class _Parts:
+    """What this rank brings, checked: what must be equal on all ranks is in `describe()`."""
+
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader
+    cadence: Cadence
+    gradients: Gradients
+    buffers: Buffers
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        named: Sequence[tuple[str, Tensor]],
+        loader: DataLoader | None,
+        cadence: Cadence,
+        model: nn.Module | None,
+        world_size: int,
+    ) -> _Parts:
+        """Check the user's arguments and lay out buckets."""
+        _check_optimizer(optimizer)
+        if not isinstance(cadence, Cadence):
+            raise ConfigError(f"cadence must be an elche.Cadence, got {type(cadence).__qualname__}")
+        loader = _checked_loader(loader, world_size)
+        _check_model(model, cadence.sync_buffers)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = Gradients(parameters, _names(parameters, named))
-        buffers = Buffers(model if cadence.sync_buffers else None)
-        if len(loader.dataset) < world.comm.size:
-            raise ConfigError(
-                f"dataset must hold a sample per rank, at least {world.comm.size}, got {len(loader.dataset)}"
-            )
-        parts.append((loader, gradients, buffers))
+        return cls(optimizer, loader, cadence, gradients, Buffers(model if cadence.sync_buffers else None))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by names the user knows."""
         return {
-            "optimizer": type(optimizer).__qualname__,
-            **{f"loader's {name}": value for name, value in loader.describe().items()},
-            **{f"cadence's {name}": value for name, value in cadence.describe().items()},
-            **gradients.describe(),
-            **buffers.describe(),
+            "optimizer": type(self.optimizer).__qualname__,
+            **{f"DataLoader's {name}": value for name, value in self.loader.describe().items()},
+            **{f"Cadence's {name}": value for name, value in self.cadence.describe().items()},
+            **self.gradients.describe(),
+            **self.buffers.describe(),
         }
 
-    agree_on(world.comm, describe)
-    loader, gradients, buffers = parts[0]
-    schedule = Schedule(cadence, world.comm.size, gpus=worlds.gather_gpus(world))
-    replicas = Replicas(world.comm, optimizer, buffers)
-    _become_distributed(optimizer)
-    update = _Update(optimizer, cadence)
-    engine = WindowEngine(world, cadence, schedule, gradients, buffers, loader.new_pool, update, replicas)
-    loader.attach(engine, cadence.weight)
-    optimizer._engine = engine  # type: ignore[attr-defined]
-    return optimizer
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, for the event log."""
+        return {
+            "optimizer": type(self.optimizer).__qualname__,
+            "loader": self.loader.describe(),
+            "cadence": self.cadence.describe(),
+            "num_parameters": sum(p.numel() for p in self.gradients.parameters),
+        }
 
 
 class _Distributed(torch.optim.Optimizer):
@@ -128,9 +163,7 @@ class _Distributed(torch.optim.Optimizer):
         """Tell the batch's mean loss, for the event log, before its `step()`."""
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
         """Take the batch's gradients; on the last batch of the share reduce and update.
 
         Args:
@@ -162,7 +195,10 @@ class _Distributed(torch.optim.Optimizer):
         )
 
 
-_Distributed.step.hooked = True  # type: ignore[attr-defined] # step hooks fire at updates, in the class's own step
+# PyTorch would wrap this step, too: for step hooks, which fire at updates, in the class's own step; and for
+# schedulers, to learn that it was called.
+_Distributed.step.hooked = True  # type: ignore[attr-defined]
+_Distributed.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
 class _Update:
@@ -188,37 +224,23 @@ class _Update:
         return float(rates[0]) * factor
 
 
-def _become_distributed(optimizer: torch.optim.Optimizer) -> None:
-    """Put `_Distributed` before the optimizer's own class, and before a scheduler's wrapper of `step`."""
+def _become_distributed(optimizer: torch.optim.Optimizer, engine: WindowEngine) -> None:
+    """Put `_Distributed` before the optimizer's own class."""
     base = type(optimizer)
     optimizer.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
-    if vars(optimizer).pop("step", None) is not None:
-        step = optimizer.step
-
-        @wraps(step)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return step(*args, **kwargs)
-
-        wrapper._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # as the scheduler's own was
-        optimizer.step = wrapper  # type: ignore[method-assign]
+    vars(optimizer).pop("step", None)  # a scheduler's wrapper around the plain step
+    optimizer._engine = engine  # type: ignore[attr-defined]
     amp.expect_scaler()
 
 
 def _find_model(model: nn.Module | None, named_parameters: Named | None) -> nn.Module | None:
     """The model that was given, or the one whose `named_parameters()` was, while it is fresh."""
-    if model is not None or not isinstance(named_parameters, Iterator):
-        return model
-    owner = (
-        inspect.getgeneratorlocals(named_parameters).get("self")
-        if inspect.isgenerator(named_parameters)
-        else None
-    )
-    return owner if isinstance(owner, nn.Module) else None
+    if model is None and inspect.isgenerator(named_parameters):
+        model = inspect.getgeneratorlocals(named_parameters).get("self")
+    return model if isinstance(model, nn.Module) else None
 
 
-def _check_arguments(
-    optimizer: torch.optim.Optimizer, loader: DataLoader | None, cadence: Cadence, model: nn.Module | None
-) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__qualname__}")
     if isinstance(optimizer, _Distributed):
@@ -226,25 +248,35 @@ def _check_arguments(
     name = type(optimizer).__name__
     if name in REFUSED:
         raise ConfigError(f"optimizer {name} is refused: {REFUSED[name]}")
+
+
+def _checked_loader(loader: DataLoader | None, world_size: int) -> DataLoader:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
             f"loader must be an elche.DataLoader, got {type(loader).__qualname__}: it deals batches by speed "
             "(Horovod's way, without a loader, is not built yet)"
         )
-    if not isinstance(cadence, Cadence):
-        raise ConfigError(f"cadence must be an elche.Cadence, got {type(cadence).__qualname__}")
-    if model is None and cadence.sync_buffers:
+    loader.check_free()
+    if len(loader.dataset) < world_size:
+        raise ConfigError(
+            f"dataset must hold a sample per rank, at least {world_size}, got {len(loader.dataset)}"
+        )
+    return loader
+
+
+def _check_model(model: nn.Module | None, sync_buffers: bool) -> None:
+    if model is None and sync_buffers:
         warnings.warn(
             "buffers such as BatchNorm's are not kept equal over ranks: pass model=, or "
             "named_parameters=model.named_parameters(); sync_buffers=False says that there are none to keep",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
-    for module_name, module in model.named_modules() if model is not None else ():
+    for name, module in model.named_modules() if model is not None else ():
         if isinstance(module, nn.SyncBatchNorm):
             raise ConfigError(
-                f"module {module_name} is a SyncBatchNorm, whose ranks must do as many batches; use BatchNorm: "
-                "its buffers are averaged at each window's end"
+                f"module {name} is a SyncBatchNorm, whose ranks must do equal numbers of batches; use "
+                "BatchNorm: its buffers are averaged at each window's end"
             )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,26 +16,39 @@ from elche.comm.base import Buffer, Comm, all_gather_bytes
 from elche.errors import ElcheError, MismatchError, RankError
 from elche.training.buffers import Buffers
 
-Description = Mapping[str, Any]
+
+class Described(Protocol):
+    """Something whose description must be the same on all ranks."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the plain values that must be equal, by names the user knows."""
+        ...
 
 
-def agree_on(comm: Comm, describe: Callable[[], Description]) -> None:
-    """Compare what each rank has, before anything depends on it; collective.
+DescribedT = TypeVar("DescribedT", bound=Described)
+
+
+def agree_on(comm: Comm, make: Callable[[], DescribedT]) -> DescribedT:
+    """Make the same thing on each rank and compare, before anything depends on it; collective.
 
     Args:
         comm: the ranks.
-        describe: returns the plain values that must be equal on all ranks, by a name the user knows; an
-            `ElcheError` that it raises on one rank ends the others too.
+        make: makes this rank's; an `ElcheError` that it raises on one rank ends the others too.
+
+    Returns:
+        What `make` returned here.
 
     Raises:
         MismatchError: the ranks differ; the text names the first keys that do, and the ranks. On all ranks.
-        RankError: `describe` raised on another rank.
+        RankError: `make` raised on another rank.
     """
     error: ElcheError | None = None
+    mine: dict[str, Any]
     try:
-        mine = {"values": {key: json.dumps(value) for key, value in describe().items()}}
+        made = make()
+        mine = {"values": {key: json.dumps(value) for key, value in made.describe().items()}}
     except ElcheError as caught:
-        error, mine = caught, {"error": str(caught)}  # type: ignore[dict-item]
+        error, mine = caught, {"error": str(caught)}
     everybody = [json.loads(text) for text in all_gather_bytes(comm, json.dumps(mine).encode())]
     if error is not None:
         raise error
@@ -47,14 +60,7 @@ def agree_on(comm: Comm, describe: Callable[[], Description]) -> None:
         raise MismatchError(
             "the ranks differ: " + "; ".join(differences[:5]) + _and_more(len(differences) - 5)
         )
-
-
-def describe_tensors(kind: str, names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """Return shape, strides and dtype of each tensor, by `kind` and name."""
-    return {
-        f"{kind} {name}": [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)]
-        for name, tensor in zip(names, tensors, strict=True)
-    }
+    return made
 
 
 def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], root: int = 0) -> None:

@@ -29,7 +29,7 @@ class CudaClock:
 
     def mark(self) -> Mark:
         """Return the moment at which the stream will have done what it was given so far."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -51,6 +51,10 @@ class WindowEngine:
             cleared; a GradScaler lives on it.
     """
 
+    plan: Plan | None
+    num_updates: int
+    skipped: list[int]
+
     def __init__(
         self,
         world: World,
@@ -87,9 +91,9 @@ class WindowEngine:
         self._sync_ms = 0.0
         self._lr = 0.0
         self._broken: ElcheError | None = None
-        self.plan: Plan | None = None
+        self.plan = None
         self.num_updates = 0
-        self.skipped: list[int] = []
+        self.skipped = []
 
     # The loader's side.
 
@@ -290,7 +294,7 @@ class WindowEngine:
         """Law 3: parameters are equal on all ranks; where they are not, make them and say so."""
         differing = self._replicas.compare()
         if differing:
-            self._journal.differed(self._window, differing, self._gradients.device)
+            self._journal.differed(self._window, differing)
 
 
 def _everybodys_error(words: Sequence[list[str] | None]) -> RankError:

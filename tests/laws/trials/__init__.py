@@ -1,0 +1,1 @@
+"""Small trainings, what they did rank by rank, and the laws that it must follow."""

@@ -1,0 +1,8 @@
+"""Lets these tests, like the scripts that mpirun starts beside them, `import rig`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
