@@ -93,8 +93,8 @@ class Journal:
         kinds = {device["name"] for device in self._world.devices}
         if len(kinds) == 1:
             warnings.warn(
-                f"after {window} windows the parameters, buffers or optimizer state of ranks {ranks} were not "
-                "rank 0's, on equal devices; they were sent again, but it is a fault: the script changes them "
+                f"after {window} windows the parameters, buffers or optimizer state of ranks {ranks} are not "
+                "rank 0's, on equal devices; they were sent again. It is a fault: the script changes them "
                 "on some ranks only, or elche has a bug",
                 RuntimeWarning,
                 stacklevel=2,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from elche.comm.base import all_gather_bytes
 from elche.config import Cadence
 from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, RankError, UsageError
 from elche.policy.dispatch import EpochPool, Range
-from elche.policy.ledger import SlotReport, WindowLedger, window_report
+from elche.policy.ledger import SlotReport, window_report
 from elche.policy.schedule import Schedule
 from elche.policy.weights import mean_scale, total_mass
 from elche.training import exchange
@@ -27,18 +26,8 @@ from elche.training.gradients import Gradients
 from elche.training.journal import Journal
 from elche.training.plan import Plan
 from elche.training.replicas import Replicas
-from elche.training.timing import Mark, clock_of
+from elche.training.timing import Stopwatch
 from elche.world import World
-
-
-@dataclass
-class Batch:
-    """A batch that was handed to the training loop and has not been stepped yet."""
-
-    position: Range
-    weight: float
-    data_ms: float
-    handed: Mark
 
 
 class WindowEngine:
@@ -82,11 +71,10 @@ class WindowEngine:
         self._world, self._cadence, self._schedule = world, cadence, schedule
         self._gradients, self._buffers = gradients, buffers
         self._make_pool, self._update, self._replicas = make_pool, update, replicas
-        self._ledger, self._journal = WindowLedger(), Journal(world, schedule)
-        self._clock = clock_of(gradients.device)
+        self._stopwatch, self._journal = Stopwatch(gradients.device), Journal(world, schedule)
         self._pool: EpochPool | None = None
-        self._batches: list[tuple[Batch, Mark, float | Tensor | None]] = []
-        self._pending: Batch | None = None
+        self._pending: tuple[Range, float] | None = None
+        self._num_done = 0
         self._window = self._epoch_start = 0
         self._sync_ms = 0.0
         self._lr = 0.0
@@ -126,7 +114,7 @@ class WindowEngine:
         if self._broken is not None:
             raise self._broken
         if self._pending is not None:
-            start, stop = self._pending.position
+            (start, stop), _ = self._pending
             self.fail(
                 UsageError(
                     f"optimizer.step() was not called for the batch of samples {start}..{stop}; call it for "
@@ -139,11 +127,18 @@ class WindowEngine:
 
     def open_share(self) -> tuple[Range, ...]:
         """Return this rank's batches of the window that are not stepped yet."""
-        return () if self.plan is None else self.plan.share[len(self._batches) :]
+        return () if self.plan is None else self.plan.share[self._num_done :]
 
     def hand_over(self, position: Range, weight: float, data_ms: float) -> None:
-        """Note that the training loop has this batch from now on."""
-        self._pending = Batch(position, weight, data_ms, self._clock.mark())
+        """Note that the training loop has this batch from now on.
+
+        Args:
+            position: where its samples lie in the epoch's permutation.
+            weight: what it counts in the mean.
+            data_ms: how long the loop waited for it.
+        """
+        self._pending = position, weight
+        self._stopwatch.begin(position[1] - position[0], data_ms)
 
     # The optimizer's side.
 
@@ -158,15 +153,15 @@ class WindowEngine:
         """
         if self._broken is not None:
             raise self._broken
-        batch, plan = self._pending, self.plan
-        if batch is None or plan is None:
+        if self._pending is None or self.plan is None:
             self.fail(UsageError("optimizer.step() without a batch: one step for each batch of the loader"))
-        self._pending = None
+        (position, weight), self._pending = self._pending, None
         if self._cadence.nonfinite == "raise":
-            self._refuse_nonfinite(batch)
-        self._gradients.accumulate(batch.weight, check=self._cadence.nonfinite == "skip")
-        self._batches.append((batch, self._clock.mark(), loss))
-        return len(self._batches) == len(plan.share) and self._close()
+            self._refuse_nonfinite(position)
+        self._gradients.accumulate(weight, check=self._cadence.nonfinite == "skip")
+        self._stopwatch.end(loss)
+        self._num_done += 1
+        return self._num_done == len(self.plan.share) and self._close()
 
     def fail(self, error: ElcheError) -> NoReturn:
         """Raise `error` here and the like on every rank, at the exchange the others come to next.
@@ -208,7 +203,7 @@ class WindowEngine:
         except UsageError as error:
             self.fail(error)
         weight, skipped = self._gradients.totals()
-        row = Row(0.0, self._window, self._sync_ms, weight, skipped, self._measured())
+        row = Row(0.0, self._window, self._sync_ms, weight, skipped, self._stopwatch.close())
         truths = [*self._gradients.present, *changed]
         words_wn = self._world.comm.all_gather(exchange.pack(row, truths))
         rows, truths = exchange.unpack(words_wn, len(truths))
@@ -225,13 +220,6 @@ class WindowEngine:
             raise self._broken from mine
         if any(row.window != self._window for row in rows):
             raise MismatchError(f"the ranks are in different windows: {[row.window for row in rows]}")
-
-    def _measured(self) -> SlotReport:
-        for batch, ended, loss in self._batches:
-            start, stop = batch.position
-            batch_ms = self._clock.elapsed_ms(batch.handed, ended)
-            self._ledger.record(batch_ms, batch.data_ms, stop - start, None if loss is None else float(loss))
-        return self._ledger.close()
 
     def _reduce(self, changed: Sequence[bool], moved: Sequence[bool]) -> None:
         """Sum gradients and buffers over the ranks, out of place."""
@@ -260,7 +248,7 @@ class WindowEngine:
         verdict = self._schedule.observe(window_report(measured, self._schedule.living, sync_ms), self._lr)
         self.skipped.append(sum(row.skipped for row in rows))
         self._window += 1
-        self._batches = []
+        self._num_done = 0
         self._gradients.begin()
         self._journal.window(plan, rows, self._sync_ms, self._lr, verdict, updated=scale is not None)
         self._deal(plan.epoch)
@@ -279,10 +267,9 @@ class WindowEngine:
         ranges = self._pool.deal(counts, living=living, ms_per_batch=self._schedule.ms_per_batch())
         self.plan = Plan(epoch, self._window, self._world.comm.rank, tuple(map(len, ranges)), ranges)
 
-    def _refuse_nonfinite(self, batch: Batch) -> None:
-        names = self._gradients.nonfinite_names()
+    def _refuse_nonfinite(self, position: Range) -> None:
+        names, (start, stop) = self._gradients.nonfinite_names(), position
         if names:
-            start, stop = batch.position
             self.fail(
                 NonFiniteError(
                     f"inf or nan in the gradients of {', '.join(names[:5])} for the batch of samples "

@@ -1,0 +1,142 @@
+"""What a rank brings to training: checked here, compared with the other ranks' before anything is joined."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elche.config import Cadence
+from elche.errors import ConfigError
+from elche.training.buffers import Buffers
+from elche.training.gradients import Gradients
+from elche.training.loader import DataLoader
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+# These evaluate the closure several times in a step, or want gradients in a form of their own.
+REFUSED = {
+    "LBFGS": "it evaluates its closure several times per step",
+    "SparseAdam": "it takes sparse gradients only, and a mean over ranks is dense; use Adam",
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What this rank brings, checked: what must be equal on all ranks is in `describe()`."""
+
+    optimizer: torch.optim.Optimizer
+    loader: DataLoader
+    cadence: Cadence
+    gradients: Gradients
+    buffers: Buffers
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: torch.optim.Optimizer,
+        named: Sequence[tuple[str, Tensor]],
+        loader: DataLoader | None,
+        cadence: Cadence,
+        model: nn.Module | None,
+        world_size: int,
+    ) -> Parts:
+        """Check the user's arguments and lay out buckets."""
+        _check_optimizer(optimizer)
+        if not isinstance(cadence, Cadence):
+            raise ConfigError(f"cadence must be an elche.Cadence, got {type(cadence).__qualname__}")
+        loader = _checked_loader(loader, world_size)
+        _check_model(model, cadence.sync_buffers)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = Gradients(parameters, _names(parameters, named))
+        return cls(optimizer, loader, cadence, gradients, Buffers(model if cadence.sync_buffers else None))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must be equal on all ranks, by names the user knows."""
+        return {
+            "optimizer": type(self.optimizer).__qualname__,
+            **{f"DataLoader's {name}": value for name, value in self.loader.describe().items()},
+            **{f"Cadence's {name}": value for name, value in self.cadence.describe().items()},
+            **self.gradients.describe(),
+            **self.buffers.describe(),
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings, for the event log."""
+        return {
+            "optimizer": type(self.optimizer).__qualname__,
+            "loader": self.loader.describe(),
+            "cadence": self.cadence.describe(),
+            "num_parameters": sum(p.numel() for p in self.gradients.parameters),
+        }
+
+
+def find_model(model: nn.Module | None, named_parameters: Named | None) -> nn.Module | None:
+    """The model that was given, or the one whose `named_parameters()` was, while it is fresh."""
+    if model is None and inspect.isgenerator(named_parameters):
+        model = inspect.getgeneratorlocals(named_parameters).get("self")
+    return model if isinstance(model, nn.Module) else None
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__qualname__}")
+    if hasattr(optimizer, "_engine"):
+        raise ConfigError("this optimizer is a DistributedOptimizer already")
+    name = type(optimizer).__name__
+    if name in REFUSED:
+        raise ConfigError(f"optimizer {name} is refused: {REFUSED[name]}")
+
+
+def _checked_loader(loader: DataLoader | None, world_size: int) -> DataLoader:
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(
+            f"loader must be an elche.DataLoader, got {type(loader).__qualname__}: it deals batches by speed "
+            "(Horovod's way, without a loader, is not built yet)"
+        )
+    loader.check_free()
+    if len(loader.dataset) < world_size:
+        raise ConfigError(
+            f"dataset must hold a sample per rank, at least {world_size}, got {len(loader.dataset)}"
+        )
+    return loader
+
+
+def _check_model(model: nn.Module | None, sync_buffers: bool) -> None:
+    if model is None and sync_buffers:
+        warnings.warn(
+            "buffers such as BatchNorm's are not kept equal over ranks: pass model=, or "
+            "named_parameters=model.named_parameters(); sync_buffers=False says that there are none to keep",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+    for name, module in model.named_modules() if model is not None else ():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"module {name} is a SyncBatchNorm, whose ranks must do equal numbers of batches; use "
+                "BatchNorm: its buffers are averaged at each window's end"
+            )
+
+
+def _names(parameters: Sequence[Tensor], named: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """The parameters' names, in the optimizer's order; numbers where none were given."""
+    if not named:
+        return [f"#{index}" for index in range(len(parameters))]
+    seen: set[str] = set()
+    for name, _ in named:
+        if name in seen:
+            raise ConfigError(f"named_parameters holds the name {name!r} twice")
+        seen.add(name)
+    names = {id(parameter): name for name, parameter in named}
+    missing = [index for index, parameter in enumerate(parameters) if id(parameter) not in names]
+    if missing:
+        raise ConfigError(
+            f"named_parameters lacks {len(missing)} of the optimizer's {len(parameters)} parameters, "
+            f"the first is number {missing[0]} of shape {tuple(parameters[missing[0]].shape)}"
+        )
+    return [names[id(parameter)] for parameter in parameters]
