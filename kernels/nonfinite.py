@@ -28,7 +28,7 @@ def flag_nonfinite_kernel(flag_ptr, chunks_ptr, sources_ptr, CHUNK: tl.constexpr
     """Set flag = 1 where not all |x| < inf; several programs may write the same 1.
 
     One program per chunk. Tensors [3e38, 3e38] and [1, 2] leave the flag; [1, nan] or [-inf] make it 1.
-    Bytes per element: the tensor's read; 32 per chunk.
+    Bytes per element: the tensor's read; 40 per chunk.
     """
     address, kind, start, _, count = locate(chunks_ptr, sources_ptr)
     if address != 0:

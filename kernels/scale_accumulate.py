@@ -56,7 +56,7 @@ def scale_accumulate_kernel(
         weight 0, +=       [20 40 60 0 | 80 inf 0 0]
         [1, 2, 3], None    [10 20 30 0 |  0   0 0 0]   (overwrite)
 
-    Bytes per element: the tensor's read, the bucket's written, and read with ACCUMULATE; 32 per chunk.
+    Bytes per element: the tensor's read, the bucket's written, and read with ACCUMULATE; 48 per chunk.
     """
     address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
     weight = tl.load(weight_ptr).to(bucket_ptr.dtype.element_ty)

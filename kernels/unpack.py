@@ -43,7 +43,7 @@ def unpack_kernel(
 
         float32 [1, 2, 3] and bfloat16 [4, 0.10009765625]
 
-    Bytes per element: the bucket's read, the tensor's written; 32 per chunk.
+    Bytes per element: the bucket's read, the tensor's written; 48 per chunk.
     """
     address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
     scale = tl.load(scale_ptr).to(bucket_ptr.dtype.element_ty)

@@ -12,8 +12,8 @@ from typing import Any
 
 from elche.policy import balance, devices
 from elche.policy.checks import at_least, one_per_slot, slot_of
+from elche.policy.counts import BatchCounts
 from elche.policy.growth import Growth
-from elche.policy.plan import Plan
 from elche.policy.records import ElCheState, Phase, Verdict, WindowReport
 from elche.policy.trust import TRUST_WINDOW_CAP, TrustWindows
 
@@ -79,7 +79,7 @@ class ElChe:
             max_anchor=max_anchor,
         )
         self.trust = TrustWindows(world_size)
-        self.plan = Plan([anchor] * world_size, max_batch_diff=max_batch_diff, max_total=max_total_batches)
+        self.plan = BatchCounts([anchor] * world_size, max_batch_diff=max_batch_diff, max_total=max_total_batches)
         self.anchor = max(self.growth.min_anchor, min(self.growth.max_anchor, anchor))
         self.anchor_rank: int | None = None
         self.phase = Phase.PROBE

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from elche.errors import ConfigError
 from elche.policy.cadence import WindowReport
 
 
-@dataclass(frozen=True)
-class SlotReport:
-    """One slot's measurements in one window.
+class SlotReport(NamedTuple):
+    """One slot's measurements in one window; a tuple, since every rank makes one per slot and window.
 
     Attributes:
         steps: batches done.
@@ -46,7 +45,7 @@ class SlotReport:
 
     def to_row(self) -> list[float]:
         """Return the `NUM_FIELDS` floats in which ranks exchange a report."""
-        return [float(getattr(self, name)) for name in _FIELDS]
+        return [*map(float, self)]
 
     @classmethod
     def from_row(cls, row: Sequence[float]) -> SlotReport:
@@ -69,8 +68,7 @@ class SlotReport:
         )
 
 
-_FIELDS = tuple(field.name for field in fields(SlotReport))
-NUM_FIELDS = len(_FIELDS)
+NUM_FIELDS = len(SlotReport._fields)
 """Floats in a `SlotReport`'s row."""
 
 

@@ -7,7 +7,7 @@ bytes lie in float64 words and are never computed with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ HEAD = ("intent", "window", "sync_ms", "weight", "skipped")
 NUM_NUMBERS = len(HEAD) + NUM_FIELDS
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One rank's word.
 
     Attributes:

@@ -77,12 +77,28 @@ class Gradients:
             weight: the batch's, such as its number of samples.
             check: leave the batch out if any gradient is inf or nan.
         """
-        grads = [self._in_order(index, p.grad) for index, p in enumerate(self.parameters)]
-        self.present = [was or grad is not None for was, grad in zip(self.present, grads, strict=True)]
+        grads = [
+            grad if grad is None or _has_order(grad, strides) else _in_order(grad, strides)
+            for grad, strides in zip([p.grad for p in self.parameters], self._strides, strict=True)
+        ]
+        if not all(self.present):
+            self.present = [was or grad is not None for was, grad in zip(self.present, grads, strict=True)]
         flag = self._flag(grads) if check else None
         for bucket in self._buckets:
             bucket.accumulate_(grads, weight, first=not self._weights, nonfinite=flag)
         self._weights.append(weight)
+
+    def there(self) -> list[bool]:
+        """Return, by parameter, whether it has a gradient now."""
+        return [parameter.grad is not None for parameter in self.parameters]
+
+    def clear(self, had: Sequence[bool]) -> None:
+        """Zero the gradients of the parameters that `had` one; take it from the others."""
+        for parameter, zeroed in zip(self.parameters, had, strict=True):
+            if not zeroed:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
     def nonfinite_names(self) -> list[str]:
         """Return the names of the parameters whose gradient now holds inf or nan; waits for the device."""
@@ -115,35 +131,24 @@ class Gradients:
         """
         for bucket in self._buckets:
             bucket.from_host()
-        grads = [self._target(index, here) for index, here in enumerate(present)]
+        grads = self._targets(present)
         factor = scale if max_norm is None else self._clipped(scale, max_norm)
         for bucket in self._buckets:
             bucket.unpack_(grads, factor)
 
-    def _in_order(self, index: int, grad: Tensor | None) -> Tensor | None:
-        """A gradient in its slot's memory order; a sparse one made dense, which averages the same."""
-        if grad is None:
-            return None
-        if grad.layout is not torch.strided:
-            grad = grad.to_dense()
-        if grad.stride() != self._strides[index]:
-            ordered = torch.empty_strided(
-                grad.shape, self._strides[index], dtype=grad.dtype, device=grad.device
-            )
-            grad = ordered.copy_(grad)
-        return grad
-
-    def _target(self, index: int, here: bool) -> Tensor | None:
-        """Return the tensor that will hold the mean gradient: the parameter's own where it fits."""
-        parameter = self.parameters[index]
-        grad = parameter.grad
-        if not here:
-            parameter.grad = None
-        elif grad is None or grad.layout is not torch.strided or grad.stride() != self._strides[index]:
-            parameter.grad = torch.empty_strided(
-                parameter.shape, self._strides[index], dtype=parameter.dtype, device=parameter.device
-            )
-        return parameter.grad
+    def _targets(self, present: Sequence[bool]) -> list[Tensor | None]:
+        """Return the tensors that will hold the mean gradients: the parameters' own where they fit."""
+        grads: list[Tensor | None] = []
+        for parameter, strides, here in zip(self.parameters, self._strides, present, strict=True):
+            grad = parameter.grad
+            if not here:
+                grad = parameter.grad = None
+            elif grad is None or not _has_order(grad, strides):
+                grad = parameter.grad = torch.empty_strided(
+                    parameter.shape, strides, dtype=parameter.dtype, device=parameter.device
+                )
+            grads.append(grad)
+        return grads
 
     def _clipped(self, scale: float, max_norm: float) -> Tensor:
         """Return scale * min(1, max_norm / norm); stays on the device."""
@@ -159,3 +164,13 @@ class Gradients:
         flag = self._flags[index : index + 1]
         flag_nonfinite_(flag, grads)
         return flag
+
+
+def _has_order(grad: Tensor, strides: tuple[int, ...]) -> bool:
+    return grad.layout is torch.strided and grad.stride() == strides
+
+
+def _in_order(grad: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy in its slot's memory order; a sparse gradient made dense, which averages the same."""
+    grad = grad if grad.layout is torch.strided else grad.to_dense()
+    return torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)

@@ -67,6 +67,7 @@ def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], root: int = 0) -> N
     """Overwrite `tensors` on every rank with those of rank `root`, in place; collective."""
     if comm.size == 1:
         return
+    tensors = [tensor for tensor in tensors if tensor.numel()]  # bytes of none cannot be viewed as a number
     hosts = [_host_bytes(tensor) for tensor in tensors]
     comm.broadcast(hosts, root=root)
     if comm.rank == root:

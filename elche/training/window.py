@@ -122,7 +122,9 @@ class WindowEngine:
                 )
             )
         while self.plan is not None and not self.plan.share:
+            had = self._gradients.there()
             self._close()
+            self._gradients.clear(had)  # the script had no batch: it will not zero what it did not make
         return next(iter(self.open_share()), None)
 
     def open_share(self) -> tuple[Range, ...]:

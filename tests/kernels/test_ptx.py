@@ -40,6 +40,7 @@ def accesses(text, kind):
 # A thread has 16 elements of a chunk: in 16-byte accesses 4 of float32, 2 of each half type, 8 of float64.
 BY_KIND = {"v4.b32": 4 + 2 + 2, "v2.b64": 8}
 TAIL_BY_KIND = {"masked b32": 16, "masked b16": 16 + 16, "masked b64": 16}
+ALIGNMENT_ASKED = re.compile(r"and\.b64\s+%rd\d+, %rd\d+, 15;")  # address % 16, before any wide access to it
 
 
 @pytest.mark.parametrize("nonfinite", ["*fp32", None])
@@ -59,6 +60,7 @@ def test_scale_accumulate_into_float32(accumulate, nonfinite):
     )
     zeros = 0 if accumulate else 16  # where a tensor is missing
     assert accesses(text, "st") == {"v4.b32": 4 * 4, "masked b32": 4 * 16 + zeros}
+    assert ALIGNMENT_ASKED.search(text)
     assert ".local" not in text
     assert "fma" not in text
 
@@ -83,6 +85,7 @@ def test_unpack(bucket, group, reads):
     wide = {width: n for width, n in accesses(text, "ld").items() if "v" in width}
     assert wide == {reads: 4 * 16 // group}
     assert accesses(text, "st") == Counter(BY_KIND) + Counter(TAIL_BY_KIND)
+    assert ALIGNMENT_ASKED.search(text)
     assert ".local" not in text
     assert "cvt.rn.bf16x2.f32" in text  # to nearest even
 
@@ -92,6 +95,7 @@ def test_flag_nonfinite():
     places = {"b64": 5}  # slot, address, kind, first element, elements
     assert accesses(text, "ld") == Counter(BY_KIND) + Counter(TAIL_BY_KIND) + Counter(places)
     assert accesses(text, "st") == {"masked b32": 1}
+    assert ALIGNMENT_ASKED.search(text)
     assert ".local" not in text
 
 

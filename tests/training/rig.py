@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from elche.policy.schedule import Schedule
 
 Windows = dict[int, tuple[tuple[Range, ...], ...]]  # by window, by slot: its batches
 Loss = Callable[[nn.Module, Any], Tensor]
+
+_dice = threading.Lock()
 
 
 def ranks(n: int, script: Callable[..., Any], *args: Any, seconds: float = 30.0) -> list[Any]:
@@ -42,10 +46,14 @@ def errors(n: int, script: Callable[..., Any], *args: Any, seconds: float = 20.0
     return ranks(n, one, seconds=seconds)
 
 
-def fix_counts(monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
-    """Let every slot have this many batches a window, whatever was measured."""
-    monkeypatch.setattr(Schedule, "counts", lambda self: list(counts))
-    monkeypatch.setattr(Schedule, "ms_per_batch", lambda self: [0.0] * len(counts))
+def fix_counts(monkeypatch: pytest.MonkeyPatch, *windows: tuple[int, ...]) -> None:
+    """Let every slot have so many batches, one tuple a window in turn, whatever was measured."""
+
+    def counts(schedule: Schedule) -> list[int]:
+        return list(windows[schedule.controller.calibration_count % len(windows)])
+
+    monkeypatch.setattr(Schedule, "counts", counts)
+    monkeypatch.setattr(Schedule, "ms_per_batch", lambda schedule: [0.0] * len(windows[0]))
 
 
 def samples(n: int = 53, width: int = 3, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, Tensor]]:
@@ -55,10 +63,17 @@ def samples(n: int = 53, width: int = 3, dtype: torch.dtype = torch.float32) -> 
     return list(zip(x.to(dtype), (x.sum(1, keepdim=True) + noise[:, :1]).to(dtype), strict=True))
 
 
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Draw the same numbers at every call: PyTorch's generator is one for all threads."""
+    with _dice, torch.random.fork_rng():
+        torch.manual_seed(7)
+        yield
+
+
 def mlp(width: int = 3) -> nn.Sequential:
     """Return a small network, the same at every call."""
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
+    with seeded():
         return nn.Sequential(nn.Linear(width, 4), nn.Tanh(), nn.Linear(4, 1))
 
 

@@ -42,7 +42,7 @@ def emulated(ms: Sequence[float] | None) -> Iterator[None]:
         return
     time = SimpleNamespace(perf_counter=SteadyTime().perf_counter)
     with (
-        patch("elche.training.window.clock_of", lambda device: EmulatedClock(ms[elche.rank()])),
+        patch("elche.training.timing.clock_of", lambda device: EmulatedClock(ms[elche.rank()])),
         patch("elche.training.window.time", time),
         patch("elche.training.loader.time", time),
     ):

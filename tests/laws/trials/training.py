@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ class Snapshot:
     model: dict[str, Any]
     grads: dict[str, Any]
     optimizer: dict[str, Any]
-    updates: int
+    num_updates: int = 0
 
 
 @dataclass
@@ -38,12 +36,16 @@ class WindowRecord:
 
     Attributes:
         epoch, ranges: the plan's.
+        updated: whether the commit said that it was an update.
+        num_updates: after it.
         digest: hash of parameters, buffers, optimizer and policy state, learning rates and counters.
         after: the state itself; rank 0 only.
     """
 
     epoch: int
     ranges: tuple[tuple[tuple[int, int], ...], ...]
+    updated: bool
+    num_updates: int
     digest: str
     after: Snapshot | None
 
@@ -57,7 +59,6 @@ class Record:
         windows: in the order of their commits.
         seen: (epoch, sample ids) of each batch that the loop got.
         updates: (epoch, optimizer.num_updates) after each `step()` that said it was an update.
-        num_updates: at the end.
         warned: texts of the warnings.
     """
 
@@ -65,7 +66,6 @@ class Record:
     windows: list[WindowRecord] = field(default_factory=list)
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
     updates: list[tuple[int, int]] = field(default_factory=list)
-    num_updates: int = 0
     warned: list[str] = field(default_factory=list)
 
 
@@ -110,7 +110,7 @@ def train(scenario: Scenario, seed: int = 0) -> Record:
     if scenario.warm and elche.rank() == 0:
         loss_of(model, loader.dataset.batch([0, 1, 2])).backward()
         optimizer.step()
-    record = Record(snapshot(model, optimizer, 0))
+    record = Record(snapshot(model, optimizer))
     optimizer = elche.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
@@ -120,7 +120,6 @@ def train(scenario: Scenario, seed: int = 0) -> Record:
     watch_commits(record, model, optimizer)
     with warnings.catch_warnings(record=True) if scenario.perturbed else warnings.catch_warnings() as caught:
         loop(scenario, record, model, optimizer, loader)
-    record.num_updates = optimizer.num_updates
     record.warned = [str(warning.message) for warning in caught or ()]
     return record
 
@@ -159,28 +158,29 @@ def perturb(model: torch.nn.Module) -> None:
 def watch_commits(record: Record, model: Any, optimizer: Any) -> None:
     """Take a snapshot after every commit, also those of windows in which this rank had no batch."""
     engine = optimizer._engine
-    commit: Callable[..., bool] = engine._commit
+    commit = engine._commit
 
     def watched(*args: Any) -> bool:
         plan = engine.plan
         updated = commit(*args)
-        now = snapshot(model, optimizer, engine.num_updates)
-        policy = json.dumps(engine._schedule.state_dict(), sort_keys=True)
-        window = WindowRecord(plan.epoch, plan.ranges, digest(now, policy), now if elche.rank() == 0 else None)
-        record.windows.append(window)
+        now = snapshot(model, optimizer, optimizer.num_updates)
+        hashed = digest(now, engine._schedule.state_dict())
+        kept = now if elche.rank() == 0 else None
+        seen = WindowRecord(plan.epoch, plan.ranges, updated, optimizer.num_updates, hashed, kept)
+        record.windows.append(seen)
         return updated
 
     engine._commit = watched
 
 
-def snapshot(model: Any, optimizer: Any, updates: int) -> Snapshot:
+def snapshot(model: Any, optimizer: Any, num_updates: int = 0) -> Snapshot:
     grads = {name: p.grad for name, p in model.named_parameters()}
-    return copy.deepcopy(Snapshot(model.state_dict(), grads, optimizer.state_dict(), updates))
+    return copy.deepcopy(Snapshot(model.state_dict(), grads, optimizer.state_dict(), num_updates))
 
 
-def digest(now: Snapshot, policy: str) -> str:
-    """Hash every bit of it."""
-    found = hashlib.sha256(policy.encode())
+def digest(*values: Any) -> str:
+    """Hash every bit of nested plain values and tensors."""
+    found = hashlib.sha256()
 
     def feed(value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -193,10 +193,12 @@ def digest(now: Snapshot, policy: str) -> str:
         elif isinstance(value, (list, tuple)):
             for item in value:
                 feed(item)
+        elif isinstance(value, Snapshot):
+            feed(vars(value))
         else:
             found.update(repr(value).encode())
 
-    feed([now.model, now.grads, now.optimizer, now.updates])
+    feed(values)
     return found.hexdigest()
 
 

@@ -13,7 +13,7 @@ from elche.policy.checks import at_least
 SHARE_WINDOW_CAP = 10
 
 
-class Plan:
+class BatchCounts:
     """Per slot its batches in the next window, and what the last ten windows were.
 
     Args:
