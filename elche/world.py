@@ -88,7 +88,7 @@ def init(comm: Comm | None = None) -> None:
     _process_world = _make_world(_connect(backend), backend, environment)
     if backend == "mpi":
         _end_job_on_uncaught_exception(_process_world.comm)
-        _warn_of_narrow_binding(_process_world.comm)
+        _warn_of_cores(_process_world.comm)
     atexit.register(shutdown)
 
 
@@ -232,12 +232,17 @@ def _end_job_on_uncaught_exception(comm: Comm) -> None:
         sys.excepthook = hook
 
 
-def _warn_of_narrow_binding(comm: Comm) -> None:
-    """Tell of a launcher that binds each rank to fewer cores than it could have; peers lost 3x to it."""
-    have, could = len(os.sched_getaffinity(0)), max(1, (os.cpu_count() or 1) // comm.local_size)
-    if have < could and comm.rank == 0:
-        warnings.warn(
-            f"this rank may use {have} core(s) where {could} are free for it; mpirun --bind-to none lifts it",
-            RuntimeWarning,
-            stacklevel=3,
+def _warn_of_cores(comm: Comm) -> None:
+    """Tell of ranks with too few cores, or too many threads for them; peers lost 3x to either."""
+    if comm.rank != 0:
+        return
+    cores, mine, threads = os.cpu_count() or 1, len(os.sched_getaffinity(0)), torch.get_num_threads()
+    if mine < max(1, cores // comm.local_size):
+        advice = f"{comm.local_size} ranks share {cores} cores, rank 0 may use {mine}: mpirun --bind-to none"
+    elif threads > 1 and threads * comm.local_size > cores:
+        advice = (
+            f"{comm.local_size} ranks of {threads} threads share {cores} cores: set OMP_NUM_THREADS=1, or so"
         )
+    else:
+        return
+    warnings.warn(advice, RuntimeWarning, stacklevel=3)

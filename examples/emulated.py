@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 
+@dataclass
 class EmulatedDevice:
     """A device on which a batch takes `len(batch) * seconds_per_sample`, by sleeping for what is left of it.
 
@@ -25,10 +27,11 @@ class EmulatedDevice:
         seconds_per_sample: the time one sample takes; may be changed between batches.
     """
 
-    def __init__(self, seconds_per_sample: float) -> None:
-        self.seconds_per_sample = seconds_per_sample
-        self._due = 0.0
-        self._late = 0.0
+    seconds_per_sample: float
+
+    def __post_init__(self) -> None:
+        """Begin with nothing to catch up."""
+        self._due = self._late = 0.0
         self._num_missing = 0
 
     def attach(self, model: nn.Module) -> None:

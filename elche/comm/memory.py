@@ -117,8 +117,9 @@ class MemoryComm:
             lambda buffers_w: [buffer.copy() for buffer in buffers_w[root]],
             deadline_seconds,
         )
-        for buffer, source in zip(buffers, sent, strict=True):
-            np.copyto(buffer, source)
+        if self.rank != root:
+            for buffer, source in zip(buffers, sent, strict=True):
+                np.copyto(buffer, source)
 
     def agree(self, ok: bool, *, deadline_seconds: float | None = None) -> bool:
         """Return whether every rank said `ok`; nobody returns before everybody has spoken."""

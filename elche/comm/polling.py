@@ -20,16 +20,17 @@ class Poller:
     Measured with Open MPI 5.0 on 2 cores (Linux 6.18): all_gather of 16 float64, all_reduce of 1 KB and
     agree, medians in us, Python included. "Crowded": two other processes compute all the time.
 
-        after the hot 20 us    2 ranks    4 ranks    2 ranks, crowded
-        yield until 200 us          13         MEDIAN4                7600
-        nap at once                 13        330                 640
-        stay hot until 200 us       13         55                1280
-        yield, as here              13         MEDIAN4                 460
+        after 20 us hot        2 ranks  4 ranks  2 ranks, crowded
+        yield until 200 us          13       80              7600
+        stay hot until 200 us       13       60              1280
+        nap at once                 13      350               640
+        yield, as here              13       80               460
 
     A yield to somebody who computes costs a slice of 4 ms, a nap does not; so a slow yield turns yields
     into naps for a second. Once it naps, a wait takes 7 to 16 % of a core and notices the end 60 to 120 us
     after it came. Shorter naps take more (20 us: a third of a core); a longer spin in front of them takes
-    cores from ranks that still compute.
+    cores from ranks that still compute. When mpirun counts more ranks than slots, Open MPI yields in every
+    question itself: crowded, 4 ranks then need 4 to 12 ms, with `--mca mpi_yield_when_idle 0` 0.6 to 2 ms.
     """
 
     def __init__(self) -> None:

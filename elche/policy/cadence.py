@@ -79,7 +79,9 @@ class ElChe:
             max_anchor=max_anchor,
         )
         self.trust = TrustWindows(world_size)
-        self.plan = BatchCounts([anchor] * world_size, max_batch_diff=max_batch_diff, max_total=max_total_batches)
+        self.plan = BatchCounts(
+            [anchor] * world_size, max_batch_diff=max_batch_diff, max_total=max_total_batches
+        )
         self.anchor = max(self.growth.min_anchor, min(self.growth.max_anchor, anchor))
         self.anchor_rank: int | None = None
         self.phase = Phase.PROBE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from elche.comm.base import Buffer
-from elche.kernels import SlotLayout, scale_accumulate_, unpack_
+from elche.kernels import SlotLayout, flag_nonfinite_, scale_accumulate_, unpack_
 
 CAP_BYTES = 32 * 2**20  # a larger one hides less behind the next; MPI is at full speed from 4 MiB on
 
@@ -66,6 +66,10 @@ class Bucket:
             self.own_n, self.layout, mine, weight,
             accumulate=not first, nonfinite=nonfinite, views=self._own_views,
         )  # fmt: skip
+
+    def flag_nonfinite_(self, flag: Tensor, grads: Sequence[Tensor | None]) -> None:
+        """Set `flag` if a gradient that has its slot here is inf or nan."""
+        flag_nonfinite_(flag, [grads[index] for index in self.indices], self.layout)
 
     def clear_(self) -> None:
         """Forget what was accumulated."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from elche.comm.base import Buffer
 from elche.errors import ConfigError
-from elche.kernels import flag_nonfinite_
 from elche.training.buckets import make_buckets
 
 
@@ -162,15 +161,16 @@ class Gradients:
         if index >= len(self._flags):
             self._flags = torch.cat([self._flags, torch.zeros(max(16, index), device=self.device)])
         flag = self._flags[index : index + 1]
-        flag_nonfinite_(flag, grads)
+        for bucket in self._buckets:
+            bucket.flag_nonfinite_(flag, grads)
         return flag
 
 
 def _has_order(grad: Tensor, strides: tuple[int, ...]) -> bool:
-    return grad.layout is torch.strided and grad.stride() == strides
+    return grad.layout is torch.strided and grad.stride() == strides and not grad.is_conj()
 
 
 def _in_order(grad: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A copy in its slot's memory order; a sparse gradient made dense, which averages the same."""
+    """A plain copy in its slot's memory order; a sparse gradient made dense, which averages the same."""
     grad = grad if grad.layout is torch.strided else grad.to_dense()
     return torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,9 +59,9 @@ class Reference:
             group["lr"] *= lr / first
 
     def load(self, snapshot: Any) -> None:
-        """Continue from a snapshot."""
+        """Continue from a snapshot, which PyTorch would otherwise step in place."""
         self.model.load_state_dict(snapshot.model)
-        self.optimizer.load_state_dict(snapshot.optimizer)
+        self.optimizer.load_state_dict(copy.deepcopy(snapshot.optimizer))
 
 
 def distance(found: dict[str, Any], expected: dict[str, Any]) -> float:

@@ -34,20 +34,17 @@ def in_memory(scenario: Scenario, n: int, folder: Path) -> Trial:
     return Trial(scenario, *both, read_log(folder / "first", scenario, n))
 
 
-def under_mpi(scenario: Scenario, folder: Path) -> Trial:
-    """Train twice on all ranks of this job; collective."""
+def under_mpi(scenario: Scenario, folder: Path) -> Trial | None:
+    """Train twice on all ranks of this job; collective. Rank 0 gets the trial."""
     both: list[Any] = []
     for name in ("first", "again"):
         with surroundings(scenario, folder / name):
             elche.init()
-            both.append([pickle.loads(record) for record in gathered(train(scenario))])
-            size = elche.size()
+            records = all_gather_bytes(current().comm, pickle.dumps(train(scenario)))
+            rank, size = elche.rank(), elche.size()
             elche.shutdown()
-    return Trial(scenario, *both, read_log(folder / "first", scenario, size))
-
-
-def gathered(record: Record) -> list[bytes]:
-    return all_gather_bytes(current().comm, pickle.dumps(record))
+        both.append([pickle.loads(record) for record in records] if rank == 0 else [])
+    return Trial(scenario, *both, read_log(folder / "first", scenario, size)) if rank == 0 else None
 
 
 def surroundings(scenario: Scenario, folder: Path) -> ExitStack:

@@ -211,5 +211,5 @@ def read_log(folder: Path, scenario: Scenario, world_size: int) -> list[list[dic
 
 
 def logging_to(folder: Path, scenario: Scenario) -> Any:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     return patch.dict(os.environ, {"ELCHE_LOG": str(folder / scenario.log)})
