@@ -170,7 +170,7 @@ class Rig:
         dist.barrier()
         planned = 0
         for x, y in loader:
-            planned = planned or sum(stop - start for _, start, stop in optimizer.window.ranges)
+            planned = planned or sum(b - a for share in optimizer.window.ranges for a, b in share)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()

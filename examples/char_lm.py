@@ -107,7 +107,7 @@ def train(args: argparse.Namespace) -> GPT:
             loss = F.cross_entropy(model(codes).flatten(0, 1), targets.flatten())
             loss.backward()
             optimizer.step()
-            if optimizer.updated and optimizer.num_updates % 10 == 0 and elche.rank() == 0:
+            if optimizer.updated and optimizer.num_updates % 20 == 0 and elche.rank() == 0:
                 bits = loss.item() / math.log(2)
                 print(f"update {optimizer.num_updates:>4}, {bits:.2f} bits per character", flush=True)
     return model
@@ -115,7 +115,7 @@ def train(args: argparse.Namespace) -> GPT:
 
 def arguments() -> argparse.Namespace:
     parser = emulated.parser()
-    parser.add_argument("--chars", type=int, default=1_000_000, help="how much of the library's text to read")
+    parser.add_argument("--chars", type=int, default=800_000, help="how much of the library's text to read")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--context", type=int, default=64)

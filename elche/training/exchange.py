@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elche.policy.ledger import NUM_FIELDS, SlotReport
 
 FAILED = 1.0  # intent of a rank that cannot go on; its reason follows in a second exchange
-HEAD = ("intent", "window", "sync_ms", "weight", "skipped")
+HEAD = ("intent", "window", "epoch", "sync_ms", "weight", "skipped")
 NUM_NUMBERS = len(HEAD) + NUM_FIELDS
 
 
@@ -25,6 +25,7 @@ class Row(NamedTuple):
     Attributes:
         intent: 0, or FAILED.
         window: number of the window it closes; equal on all ranks unless something is very wrong.
+        epoch: the epoch it goes through, which `set_epoch` on one rank only would make unequal.
         sync_ms: what the last window's reduce and agreement took here.
         weight: total weight of its accumulated batches.
         skipped: how many of its batches were left out as not finite.
@@ -33,6 +34,7 @@ class Row(NamedTuple):
 
     intent: float
     window: int
+    epoch: int
     sync_ms: float
     weight: float
     skipped: int
@@ -41,7 +43,7 @@ class Row(NamedTuple):
 
 def pack(row: Row, truths: Sequence[bool]) -> NDArray[np.float64]:
     """Return a row as the array that travels."""
-    head = [row.intent, row.window, row.sync_ms, row.weight, row.skipped, *row.measured.to_row()]
+    head = [*row[:-1], *row.measured.to_row()]
     words = np.zeros(NUM_NUMBERS + num_words(len(truths)))
     words[:NUM_NUMBERS] = head
     bits = np.packbits(np.array(truths, bool))
@@ -53,9 +55,9 @@ def unpack(words_wn: NDArray[np.float64], num_truths: int) -> tuple[list[Row], l
     """Return every rank's row and, truth by truth, whether some rank said so."""
     rows = []
     for values in words_wn[:, :NUM_NUMBERS].tolist():
-        intent, window, sync_ms, weight, skipped = values[: len(HEAD)]
+        intent, window, epoch, sync_ms, weight, skipped = values[: len(HEAD)]
         measured = SlotReport.from_row(values[len(HEAD) :])
-        rows.append(Row(intent, int(window), sync_ms, weight, int(skipped), measured))
+        rows.append(Row(intent, int(window), int(epoch), sync_ms, weight, int(skipped), measured))
     bits = np.bitwise_or.reduce(np.ascontiguousarray(words_wn[:, NUM_NUMBERS:]).view(np.uint8), axis=0)
     return rows, np.unpackbits(bits, count=num_truths).astype(bool).tolist()
 

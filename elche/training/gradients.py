@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import or_
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ class Gradients:
     Attributes:
         parameters: the optimizer's, in the order of its groups.
         names: their names, in the same order.
-        present: by parameter, whether some batch of the window gave it a gradient on this rank.
+        present: by parameter, whether some batch of the window gave it a gradient on this rank; after
+            `totals()`.
         device: where they live; one for all.
     """
 
@@ -67,6 +69,7 @@ class Gradients:
         """Start a window: the first batch will overwrite what the last window left."""
         self.present = [False] * len(self.parameters)
         self._weights: list[float] = []
+        self._had_grads: list[list[bool]] = []  # by batch and parameter
         self._flags.zero_()
 
     def accumulate(self, weight: float, check: bool) -> None:
@@ -80,8 +83,7 @@ class Gradients:
             grad if grad is None or _has_order(grad, strides) else _in_order(grad, strides)
             for grad, strides in zip([p.grad for p in self.parameters], self._strides, strict=True)
         ]
-        if not all(self.present):
-            self.present = [was or grad is not None for was, grad in zip(self.present, grads, strict=True)]
+        self._had_grads.append([grad is not None for grad in grads])
         flag = self._flag(grads) if check else None
         for bucket in self._buckets:
             bucket.accumulate_(grads, weight, first=not self._weights, nonfinite=flag)
@@ -105,10 +107,18 @@ class Gradients:
         return [name for name, p in pairs if p.grad is not None and not bool(p.grad.isfinite().all())]
 
     def totals(self) -> tuple[float, int]:
-        """Return the weight that was accumulated and how many batches were left out; waits for the device."""
+        """Sum up the batches that count, those that were not left out; waits for the device.
+
+        Returns:
+            Their weight, and how many were left out. `present` holds from here on.
+        """
         flags = self._flags[: len(self._weights)].tolist() or [0.0] * len(self._weights)
-        kept = [weight for weight, flag in zip(self._weights, flags, strict=True) if not flag]
-        return float(sum(kept)), len(self._weights) - len(kept)
+        batches = zip(self._weights, self._had_grads, flags, strict=True)
+        kept = [(weight, had_grads) for weight, had_grads, flag in batches if not flag]
+        for _, had_grads in kept:
+            if not all(self.present):
+                self.present = list(map(or_, self.present, had_grads))
+        return float(sum(weight for weight, _ in kept)), len(self._weights) - len(kept)
 
     def to_host(self) -> tuple[list[Buffer], list[Buffer]]:
         """Return the host arrays to reduce from and into; a rank without a batch sends zeros."""

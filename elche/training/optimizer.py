@@ -16,7 +16,7 @@ from elche.policy.weights import lr_factor
 from elche.training import amp
 from elche.training.journal import Journal
 from elche.training.loader import DataLoader
-from elche.training.parts import Named, Parts, find_model
+from elche.training.parts import Named, Parts
 from elche.training.plan import Plan
 from elche.training.replicas import Replicas, agree_on
 from elche.training.window import WindowEngine
@@ -56,8 +56,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         MismatchError: the ranks have different models, data or settings; on all ranks.
     """
     world, cadence = worlds.current(), Cadence() if cadence is None else cadence
-    model, named = find_model(model, named_parameters), list(named_parameters or ())
-    parts = agree_on(world.comm, lambda: Parts.of(optimizer, named, loader, cadence, model, world.comm.size))
+    n = world.comm.size
+    parts = agree_on(world.comm, lambda: Parts.of(optimizer, named_parameters, loader, cadence, model, n))
     schedule = Schedule(cadence, world.comm.size, gpus=world.gpus())
     Journal(world, schedule).run(parts.settings())
     engine = WindowEngine(
@@ -121,7 +121,7 @@ class _Distributed(torch.optim.Optimizer):
         if grad_scaler is not None:
             amp.unscale(grad_scaler, self)
         loss, self._loss = self._loss, None
-        self._updated = self._engine.step(loss)
+        self._updated = self._engine.step(loss, scaled=grad_scaler is not None)
         if grad_scaler is not None:
             amp.settle(grad_scaler, self, self._engine.skipped)
         self._engine.skipped.clear()
@@ -147,8 +147,8 @@ class _Update:
         self._optimizer, self._cadence = optimizer, cadence
 
     def __call__(self, samples: int) -> float:
-        """Step, and return the first group's learning rate."""
-        groups = self._optimizer.param_groups
+        """Step, and return the first learning rate; 0 where the optimizer knows none."""
+        groups = [group for group in self._optimizer.param_groups if "lr" in group]
         rates = [group["lr"] for group in groups]
         cadence = self._cadence
         factor = lr_factor(cadence.lr_scaling, samples, cadence.lr_reference_samples or 1)
@@ -160,7 +160,7 @@ class _Update:
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
-        return float(rates[0]) * factor
+        return float(rates[0]) * factor if rates else 0.0
 
 
 def _become_distributed(optimizer: torch.optim.Optimizer, engine: WindowEngine) -> None:

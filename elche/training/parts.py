@@ -40,13 +40,14 @@ class Parts:
     def of(
         cls,
         optimizer: torch.optim.Optimizer,
-        named: Sequence[tuple[str, Tensor]],
+        named_parameters: Named | None,
         loader: DataLoader | None,
         cadence: Cadence,
         model: nn.Module | None,
         world_size: int,
     ) -> Parts:
         """Check the user's arguments and lay out buckets."""
+        model, named = _find_model(model, named_parameters), _checked_pairs(named_parameters)
         _check_optimizer(optimizer)
         if not isinstance(cadence, Cadence):
             raise ConfigError(f"cadence must be an elche.Cadence, got {type(cadence).__qualname__}")
@@ -60,6 +61,7 @@ class Parts:
         """Return what must be equal on all ranks, by names the user knows."""
         return {
             "optimizer": type(self.optimizer).__qualname__,
+            "parameters by group": [len(group["params"]) for group in self.optimizer.param_groups],
             **{f"DataLoader's {name}": value for name, value in self.loader.describe().items()},
             **{f"Cadence's {name}": value for name, value in self.cadence.describe().items()},
             **self.gradients.describe(),
@@ -76,11 +78,26 @@ class Parts:
         }
 
 
-def find_model(model: nn.Module | None, named_parameters: Named | None) -> nn.Module | None:
+def _find_model(model: nn.Module | None, named_parameters: Named | None) -> nn.Module | None:
     """The model that was given, or the one whose `named_parameters()` was, while it is fresh."""
-    if model is None and inspect.isgenerator(named_parameters):
+    if model is not None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be a torch.nn.Module, got {type(model).__qualname__}")
+        return model
+    if inspect.isgenerator(named_parameters):
         model = inspect.getgeneratorlocals(named_parameters).get("self")
     return model if isinstance(model, nn.Module) else None
+
+
+def _checked_pairs(named_parameters: Named | None) -> list[tuple[str, Tensor]]:
+    wanted = "named_parameters must be model.named_parameters(), pairs of a name and a parameter, got "
+    if named_parameters is not None and not isinstance(named_parameters, Iterable):
+        raise ConfigError(f"{wanted}{type(named_parameters).__qualname__}")
+    pairs = list(named_parameters or ())
+    for pair in pairs:
+        if not isinstance(pair, tuple) or not isinstance(pair[0], str) or not isinstance(pair[-1], Tensor):
+            raise ConfigError(f"{wanted}one of {type(pair).__qualname__}")
+    return pairs  # type: ignore[return-value]
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -88,9 +105,9 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         raise ConfigError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__qualname__}")
     if hasattr(optimizer, "_engine"):
         raise ConfigError("this optimizer is a DistributedOptimizer already")
-    name = type(optimizer).__name__
-    if name in REFUSED:
-        raise ConfigError(f"optimizer {name} is refused: {REFUSED[name]}")
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in REFUSED:
+            raise ConfigError(f"optimizer {kind.__name__} is refused: {REFUSED[kind.__name__]}")
 
 
 def _checked_loader(loader: DataLoader | None, world_size: int) -> DataLoader:

@@ -90,8 +90,13 @@ def broadcast_optimizer_state(comm: Comm, optimizer: torch.optim.Optimizer, root
     payload[: stream.tell()] = np.frombuffer(stream.getvalue(), np.uint8)
     comm.broadcast([payload], root=root)
     if comm.rank != root:
-        state = torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
-        optimizer.load_state_dict(state)
+        groups = optimizer.param_groups
+        optimizer.load_state_dict(
+            torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
+        )
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            group.update(loaded)
+        optimizer.param_groups = groups  # the script may hold on to one, to set its learning rate
 
 
 def differing_ranks(comm: Comm, tensors: Sequence[Tensor]) -> list[int]:

@@ -94,6 +94,8 @@ class WindowEngine:
         Returns:
             The epoch's pool, to look ahead in.
         """
+        if self._broken is not None:
+            raise self._broken
         if self._pool is not None and not self._pool.exhausted:
             left = sum(stop - start for start, stop in self._pool.uncovered())
             self.fail(
@@ -144,11 +146,12 @@ class WindowEngine:
 
     # The optimizer's side.
 
-    def step(self, loss: float | Tensor | None) -> bool:
+    def step(self, loss: float | Tensor | None, *, scaled: bool = False) -> bool:
         """Take the gradients of the batch that was handed over; at the share's end close the window.
 
         Args:
             loss: the batch's, for the log; None: not told.
+            scaled: whether a GradScaler looks after inf and nan: such a batch is skipped then.
 
         Returns:
             Whether the parameters were updated.
@@ -158,9 +161,10 @@ class WindowEngine:
         if self._pending is None or self.plan is None:
             self.fail(UsageError("optimizer.step() without a batch: one step for each batch of the loader"))
         (position, weight), self._pending = self._pending, None
-        if self._cadence.nonfinite == "raise":
+        nonfinite = "skip" if scaled else self._cadence.nonfinite
+        if nonfinite == "raise":
             self._refuse_nonfinite(position)
-        self._gradients.accumulate(weight, check=self._cadence.nonfinite == "skip")
+        self._gradients.accumulate(weight, check=nonfinite == "skip")
         self._stopwatch.end(loss)
         self._num_done += 1
         return self._num_done == len(self.plan.share) and self._close()
@@ -178,7 +182,7 @@ class WindowEngine:
         if self._world.comm.size == 1:
             raise error
         truths = [False] * (len(self._gradients.present) + len(self._buffers.names))
-        failed = Row(exchange.FAILED, self._window, 0.0, 0.0, 0, SlotReport())
+        failed = Row(exchange.FAILED, self._window, 0, 0.0, 0.0, 0, SlotReport())
         try:
             self._world.comm.all_gather(exchange.pack(failed, truths))
             self._raise_failures([failed], error)
@@ -205,7 +209,9 @@ class WindowEngine:
         except UsageError as error:
             self.fail(error)
         weight, skipped = self._gradients.totals()
-        row = Row(0.0, self._window, self._sync_ms, weight, skipped, self._stopwatch.close())
+        assert self.plan is not None
+        measured = self._stopwatch.close()
+        row = Row(0.0, self._window, self.plan.epoch, self._sync_ms, weight, skipped, measured)
         truths = [*self._gradients.present, *changed]
         words_wn = self._world.comm.all_gather(exchange.pack(row, truths))
         rows, truths = exchange.unpack(words_wn, len(truths))
@@ -220,8 +226,13 @@ class WindowEngine:
             words = [json.loads(text) for text in all_gather_bytes(self._world.comm, word.encode())]
             self._broken = _everybodys_error(words)
             raise self._broken from mine
-        if any(row.window != self._window for row in rows):
-            raise MismatchError(f"the ranks are in different windows: {[row.window for row in rows]}")
+        if len({(row.window, row.epoch) for row in rows}) > 1:
+            windows, epochs = [row.window for row in rows], [row.epoch for row in rows]
+            self._broken = MismatchError(
+                f"the ranks are in different windows {windows} or epochs {epochs}; set_epoch() must be told "
+                "the same number on all ranks"
+            )
+            raise self._broken
 
     def _reduce(self, changed: Sequence[bool], moved: Sequence[bool]) -> None:
         """Sum gradients and buffers over the ranks, out of place."""

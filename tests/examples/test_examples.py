@@ -72,8 +72,10 @@ def test_plain_torch_learns_the_same_digits() -> None:
     assert float(re.findall(r"test accuracy ([\d.]+)%", done.stdout)[-1]) > 80
 
 
-def test_the_language_model_learns_and_writes(run: Run) -> None:
-    shown = run("char_lm.py", "--chars", "40000", "--context", "32").stdout
+def test_the_language_model_learns_and_writes(mpirun: Run) -> None:
+    done = mpirun(2, EXAMPLES / "char_lm.py", "--chars", "50000", "--context", "32", timeout=120)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
     bits = [float(text) for text in re.findall(r"([\d.]+) bits per character", shown)]
     assert bits[-1] < 5, "128 equally likely characters take 7 bits"
     assert "\ndef " in shown

@@ -1,4 +1,4 @@
-"""Lets these tests, like the scripts that mpirun starts beside them, `import rig`."""
+"""Lets these tests, like the scripts that mpirun starts beside them, `import training_rig`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import rig
+import training_rig as rig
 import torch
 from torch import nn
 
@@ -81,16 +81,17 @@ def test_windows_without_a_batch_move_the_scale_too(monkeypatch):
     assert torch.equal(weight, weight_1)
 
 
-def test_an_overflow_in_half_precision_is_found_and_the_scale_comes_down(monkeypatch):
+@pytest.mark.parametrize("nonfinite", ["skip", "raise", "keep"])
+def test_an_overflow_in_half_precision_is_found_and_the_scale_comes_down(monkeypatch, nonfinite):
     """The start scale of 2**16 makes fp16 gradients of 3 infinite; all ranks step down together."""
     rig.fix_counts(monkeypatch, (2, 1))
 
     def script(rank):
         model = nn.Linear(3, 1, bias=False)
         nn.init.zeros_(model.weight)
-        optimizer, loader = rig.distribute(
-            model, torch.optim.SGD(model.parameters(), lr=0.0), [torch.full((3,), 3.0)] * 12, 1
-        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        data = [torch.full((3,), 3.0)] * 12
+        optimizer, loader = rig.distribute(model, optimizer, data, 1, nonfinite=nonfinite)
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
         scales = []
         for x in loader:

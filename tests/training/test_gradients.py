@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import rig
+import training_rig as rig
 import torch
 from torch import nn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import rig
+import training_rig as rig
 import torch
 from torch import nn
 

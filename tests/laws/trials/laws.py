@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from trials.models import make_model
-from trials.reference import Batches, Reference, distance, state_tensors
+from trials.reference import Reference, distance, state_tensors
 from trials.scenarios import Scenario
 from trials.training import Record, WindowRecord, make_loader
 
 
 @dataclass
 class Trial:
-    """A scenario that was trained twice, `again` on the same seed.
+    """What a scenario's training did.
 
     Attributes:
         records: of each rank.
-        logs: the event logs that the first training left, as dicts.
+        logs: the event logs that it left, as dicts.
+        warned: texts of the warnings.
+        again: the records of a second training, where the scenario is repeated.
     """
 
     scenario: Scenario
     records: Sequence[Record]
-    again: Sequence[Record]
     logs: Sequence[Sequence[dict[str, Any]]]
+    warned: Sequence[str]
+    again: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
         self.loader = make_loader(self.scenario, len(self.records))
@@ -45,19 +48,17 @@ class Trial:
         order = self.loader.permutation(epoch)
         return [order[start:stop] for start, stop in ranges]
 
-    def kept(self, batches: Batches) -> list[int]:
-        """The ids of batches that count."""
-        return [i for slot in batches for batch in slot if self.scenario.poisoned not in batch for i in batch]
-
 
 def exact(trial: Trial) -> None:
     """Law 1: from the state before it, a window does what one process does on the window's samples."""
     tolerance, reference, before = trial.scenario.tolerance, trial.reference(), trial.records[0].before
     assert trial.windows()
+    updates = 0
     for window in trial.windows():
         reference.load(before)
         batches = [trial.ids(window.epoch, ranges) for ranges in window.ranges]
-        lr = trial.scenario.expected_lr(window.epoch, before.num_updates, len(trial.kept(batches)))
+        num_samples = sum(len(batch) for slot in batches for batch in slot)
+        lr = trial.scenario.expected_lr(window.epoch, updates, num_samples)
         assert reference.window(batches, lr) == window.updated
         after, model = window.after, reference.model
         if window.updated:
@@ -66,7 +67,7 @@ def exact(trial: Trial) -> None:
         assert distance(after.model, model.state_dict()) <= tolerance
         state = state_tensors(reference.optimizer.state_dict())
         assert distance(state_tensors(after.optimizer), state) <= tolerance
-        before = after
+        before, updates = after, updates + window.updated
 
 
 def once(trial: Trial) -> None:
@@ -105,9 +106,10 @@ def equal(trial: Trial) -> None:
     """Law 3: after every window all ranks are equal, bit for bit, and count the same updates."""
     for rank, record in enumerate(trial.records):
         for index, (first, mine) in enumerate(zip(trial.windows(), record.windows, strict=True)):
-            assert vars(mine) | {"after": None} == vars(first) | {"after": None}, f"window {index}, rank {rank}"
+            assert replace(mine, after=None) == replace(first, after=None), f"window {index}, rank {rank}"
         told = [(w.epoch, w.num_updates) for w in record.windows if w.updated and w.ranges[rank]]
         assert record.updates == told
+    assert not trial.warned
     counts = [window.num_updates for window in trial.windows()]
     assert counts == list(accumulate(window.updated for window in trial.windows()))
 
@@ -132,8 +134,26 @@ def replay(trial: Trial) -> None:
 
 def deterministic(trial: Trial) -> None:
     """Law 6: the same plan and seed, the same bits."""
-    first, second = ([window.digest for window in records[0].windows] for records in (trial.records, trial.again))
+    assert trial.again
+    first, second = ([window.digest for window in run[0].windows] for run in (trial.records, trial.again))
     assert first == second
 
 
+def resynced(trial: Trial) -> None:
+    """Law 3's guard: what was perturbed after update 5 is found after 8, told, and made equal."""
+    for rank, record in enumerate(trial.records):
+        pairs = zip(trial.windows(), record.windows, strict=True)
+        different = [index for index, (first, mine) in enumerate(pairs) if first.digest != mine.digest]
+        assert different == ([5, 6] if rank == 1 else [])
+    (event,) = [event for event in trial.logs[0] if event["event"] == "resync"]
+    assert (event["window"], event["differing_ranks"], event["same_devices"]) == (8, [1], True)
+    assert trial.warned
+    assert all("after 8 windows" in text and "ranks [1]" in text for text in trial.warned)
+
+
 LAWS = {law.__name__: law for law in (exact, once, equal, replay, deterministic)}
+
+
+def laws_of(scenario: Scenario) -> list[str]:
+    """The names of the laws that a scenario can be judged by."""
+    return [name for name in LAWS if name != "deterministic" or scenario.repeated]

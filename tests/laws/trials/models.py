@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
 
 NUM_CLASSES, NUM_TOKENS, LENGTH, IGNORED = 3, 11, 5, -100
@@ -36,7 +36,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(4, NUM_CLASSES)
 
     def forward(self, x, ids):
-        return self.head(F.relu(self.norm(self.conv(x))).mean(dim=(2, 3)))
+        return self.head(torch.relu(self.norm(self.conv(x))).mean(dim=(2, 3)))
 
 
 class Embedded(nn.Module):
@@ -126,7 +126,7 @@ class Samples(Dataset):
 def loss_of(model: nn.Module, batch: list[Tensor]) -> Tensor:
     """The batch's mean loss, over samples or over tokens that count."""
     x, y, ids = batch
-    return F.cross_entropy(model(x, ids), y.flatten(), ignore_index=IGNORED)
+    return cross_entropy(model(x, ids), y.flatten(), ignore_index=IGNORED)
 
 
 def count_tokens(batch: list[Tensor]) -> float:

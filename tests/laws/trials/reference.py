@@ -28,10 +28,10 @@ class Reference:
         if self.scenario.model == "ConvNet":
             self._gradient_by_batch(batches)
         else:
-            ids = [i for slot in batches for batch in slot if self.scenario.poisoned not in batch for i in batch]
-            if not ids:
+            kept = [batch for slot in batches for batch in slot if self.scenario.poisoned not in batch]
+            if not kept:
                 return False
-            loss_of(self.model, self.data.batch(ids)).backward()
+            loss_of(self.model, self.data.batch([i for batch in kept for i in batch])).backward()
         max_norm = self.scenario.make_cadence().max_grad_norm
         if max_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from elche import Cadence
-from trials.models import count_tokens
+from trials.models import RARE_IDS, count_tokens
 
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}),
@@ -29,7 +29,8 @@ class Scenario:
         warm: rank 0 alone brings an optimizer state along.
         poisoned: id of a sample whose gradient is not finite.
         log: file name of the event log; with `{rank}` every rank writes one.
-        perturbed: rank and update after which its parameters are changed behind elche's back.
+        perturbed: "parameter" or "momentum", of which rank 1 changes its own after update 5.
+        repeated: train twice, for the law that needs it.
     """
 
     model: str = "Mlp"
@@ -48,7 +49,8 @@ class Scenario:
     warm: bool = False
     poisoned: int | None = None
     log: str = "log.jsonl"
-    perturbed: tuple[int, int] | None = None
+    perturbed: str | None = None
+    repeated: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -80,17 +82,19 @@ UNEVEN = ((4, 2, 1, 3), (1, 3, 2, 1))
 IDLE = ((2, 0, 1, 0), (0, 1, 2, 3), (1, 3, 0, 0))
 
 SCENARIOS = {
-    "mlp_4_2_1": Scenario(counts=((4, 2, 1, 1),)),
-    "mlp_measured": Scenario(optimizer="adamw", cadence={"anchor": 2}, dtype=FLOAT64),
+    "mlp_4_2_1": Scenario(counts=((4, 2, 1, 1),), ms=(10.0, 20.0, 40.0, 40.0), repeated=True),
+    "mlp_measured": Scenario(optimizer="adamw", cadence={"anchor": 2}, dtype=FLOAT64, repeated=True),
     "mlp_speed_ratio": Scenario(cadence={"speed_ratio": (0, 3.0)}, ms=None),
-    "cnn_sgd": Scenario(model="ConvNet", counts=UNEVEN, warm=True),
-    "cnn_adamw": Scenario(model="ConvNet", optimizer="adamw", dtype=FLOAT64, batch_size=4, log="{rank}.jsonl"),
+    "cnn_sgd": Scenario(model="ConvNet", counts=UNEVEN, warm=True, repeated=True),
+    "cnn_adamw": Scenario(
+        model="ConvNet", optimizer="adamw", dtype=FLOAT64, batch_size=4, log="{rank}.jsonl"
+    ),
     "cnn_idle": Scenario(model="ConvNet", dtype=FLOAT64, counts=IDLE),
     "embedded": Scenario(model="Embedded", batch_size=5, counts=UNEVEN),
-    "embedded_adamw": Scenario(model="Embedded", optimizer="adamw", dtype=FLOAT64, warm=True),
+    "embedded_adamw": Scenario(model="Embedded", optimizer="adamw", dtype=FLOAT64, warm=True, repeated=True),
     "tied_tokens": Scenario(model="Tied", cadence=TOKENS, counts=UNEVEN),
-    "tied_adamw": Scenario(model="Tied", optimizer="adamw", cadence=TOKENS, dtype=FLOAT64),
-    "branch_sgd": Scenario(model="Branching"),
+    "tied_adamw": Scenario(model="Tied", optimizer="adamw", cadence=TOKENS, dtype=FLOAT64, repeated=True),
+    "branch_sgd": Scenario(model="Branching", repeated=True),
     "branch_adamw": Scenario(model="Branching", optimizer="adamw", dtype=FLOAT64, counts=IDLE),
     "sync": Scenario(cadence={"policy": "sync", "anchor": None}, batch_size=10, epochs=3),
     "idle": Scenario(counts=IDLE, dtype=FLOAT64, warm=True),
@@ -105,9 +109,14 @@ SCENARIOS = {
     ),
     "lr_per_update": Scenario(schedule="update", dtype=FLOAT64),
     "growing": Scenario(
-        cadence={"max_anchor": 6, "overhead_target": 0.01, "relax_up": True}, ms=(1e-2, 2e-2, 2e-2, 1e-2)
+        cadence={"max_anchor": 6, "overhead_target": 0.3}, ms=(0.4, 0.2, 0.1, 0.4), repeated=True
     ),
     "poisoned": Scenario(poisoned=17, counts=UNEVEN, epochs=3),
+    "poisoned_branch": Scenario(model="Branching", poisoned=RARE_IDS[1], counts=IDLE, dtype=FLOAT64),
     "in_order": Scenario(shuffle=False, counts=UNEVEN, batch_size=1, samples=31, log="{rank}.jsonl"),
-    "workers": Scenario(num_workers=2, counts=UNEVEN, epochs=3),
+    "workers": Scenario(num_workers=2, counts=UNEVEN, epochs=3, repeated=True),
+}
+PERTURBED = {
+    f"perturbed_{what}": Scenario(perturbed=what, cadence={"resync_every": 4}, counts=((1, 1, 1, 1),))
+    for what in ("parameter", "momentum")
 }

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import os
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,11 @@ from trials.scenarios import Scenario
 
 @dataclass
 class Snapshot:
-    """The replicated state as it was at one moment."""
+    """The replicated state as it was at one moment; the mean gradients after an update only."""
 
     model: dict[str, Any]
     grads: dict[str, Any]
     optimizer: dict[str, Any]
-    num_updates: int = 0
 
 
 @dataclass
@@ -59,14 +57,12 @@ class Record:
         windows: in the order of their commits.
         seen: (epoch, sample ids) of each batch that the loop got.
         updates: (epoch, optimizer.num_updates) after each `step()` that said it was an update.
-        warned: texts of the warnings.
     """
 
     before: Snapshot
     windows: list[WindowRecord] = field(default_factory=list)
     seen: list[tuple[int, list[int]]] = field(default_factory=list)
     updates: list[tuple[int, int]] = field(default_factory=list)
-    warned: list[str] = field(default_factory=list)
 
 
 class FixedSchedule(Schedule):
@@ -102,9 +98,9 @@ def make_loader(scenario: Scenario, world_size: int) -> elche.DataLoader:
     )
 
 
-def train(scenario: Scenario, seed: int = 0) -> Record:
+def train(scenario: Scenario) -> Record:
     """Train; each rank starts from weights of its own, and rank 0's must win."""
-    model = make_model(scenario.model, scenario.dtype, seed=1000 * seed + elche.rank())
+    model = make_model(scenario.model, scenario.dtype, seed=elche.rank())
     optimizer = scenario.make_optimizer(model)
     loader = make_loader(scenario, elche.size())
     if scenario.warm and elche.rank() == 0:
@@ -118,9 +114,7 @@ def train(scenario: Scenario, seed: int = 0) -> Record:
         cadence=scenario.make_cadence(),
     )
     watch_commits(record, model, optimizer)
-    with warnings.catch_warnings(record=True) if scenario.perturbed else warnings.catch_warnings() as caught:
-        loop(scenario, record, model, optimizer, loader)
-    record.warned = [str(warning.message) for warning in caught or ()]
+    loop(scenario, record, model, optimizer, loader)
     return record
 
 
@@ -139,8 +133,8 @@ def loop(scenario: Scenario, record: Record, model: Any, optimizer: Any, loader:
                 record.updates.append((epoch, optimizer.num_updates))
                 if scenario.schedule == "update":
                     scheduler.step()
-                if scenario.perturbed == (elche.rank(), optimizer.num_updates):
-                    perturb(model)
+                if (elche.rank(), optimizer.num_updates) == (1, 5):
+                    perturb(scenario.perturbed, model, optimizer)
         if scenario.schedule == "epoch":
             scheduler.step()
 
@@ -150,9 +144,13 @@ def make_scheduler(scenario: Scenario, optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rule) if scenario.schedule else None
 
 
-def perturb(model: torch.nn.Module) -> None:
-    with torch.no_grad():
-        next(model.parameters()).view(-1)[0].add_(1e-3)
+def perturb(what: str | None, model: torch.nn.Module, optimizer: Any) -> None:
+    """Change a number behind elche's back."""
+    first = next(model.parameters())
+    victims = {"parameter": first, "momentum": optimizer.state[first].get("momentum_buffer")}
+    if what is not None:
+        with torch.no_grad():
+            victims[what].view(-1)[0].add_(1e-3)
 
 
 def watch_commits(record: Record, model: Any, optimizer: Any) -> None:
@@ -163,7 +161,7 @@ def watch_commits(record: Record, model: Any, optimizer: Any) -> None:
     def watched(*args: Any) -> bool:
         plan = engine.plan
         updated = commit(*args)
-        now = snapshot(model, optimizer, optimizer.num_updates)
+        now = snapshot(model, optimizer, updated)
         hashed = digest(now, engine._schedule.state_dict())
         kept = now if elche.rank() == 0 else None
         seen = WindowRecord(plan.epoch, plan.ranges, updated, optimizer.num_updates, hashed, kept)
@@ -173,9 +171,9 @@ def watch_commits(record: Record, model: Any, optimizer: Any) -> None:
     engine._commit = watched
 
 
-def snapshot(model: Any, optimizer: Any, num_updates: int = 0) -> Snapshot:
-    grads = {name: p.grad for name, p in model.named_parameters()}
-    return copy.deepcopy(Snapshot(model.state_dict(), grads, optimizer.state_dict(), num_updates))
+def snapshot(model: Any, optimizer: Any, updated: bool = False) -> Snapshot:
+    grads = {name: p.grad for name, p in model.named_parameters()} if updated else {}
+    return copy.deepcopy(Snapshot(model.state_dict(), grads, optimizer.state_dict()))
 
 
 def digest(*values: Any) -> str:

@@ -71,6 +71,29 @@ def seeded() -> Iterator[None]:
         yield
 
 
+class Squares(torch.utils.data.Dataset):
+    """x = (i, i, i), y = i * i; can be sent to workers."""
+
+    def __init__(self, n=23, bad=None):
+        self.n, self.bad = n, bad
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i == self.bad:
+            raise ValueError(f"sample {i} is broken")
+        return torch.full((3,), float(i)) / 10, torch.tensor([float(i * i)]) / 100
+
+
+class Batched(Squares):
+    """A dataset that is asked for whole batches, and fails at an empty one."""
+
+    def __getitems__(self, ids):
+        xs, ys = (torch.stack(part) for part in zip(*(self[i] for i in ids), strict=True))
+        return list(zip(xs, ys, strict=True))
+
+
 def mlp(width: int = 3) -> nn.Sequential:
     """Return a small network, the same at every call."""
     with seeded():
