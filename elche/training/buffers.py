@@ -34,7 +34,7 @@ class Buffers:
         self.names = [name for name, _ in places.values()]
         self._places = [place for _, place in places.values()]
         self._shapes = [tensor.shape for tensor in self.tensors()]
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[Tensor, int]] = []  # the tensors themselves: a freed one's id comes again
         self._sent: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._sums: tuple[Buffer, Buffer] = (np.empty(0), np.empty(0, np.int64))
         self.mark_synced()
@@ -50,7 +50,7 @@ class Buffers:
 
     def mark_synced(self) -> None:
         """Remember the buffers as they are: they are equal on all ranks."""
-        self._seen = [_stamp(tensor) for tensor in self.tensors()]
+        self._seen = [(tensor, tensor._version) for tensor in self.tensors()]
 
     def changed(self) -> list[bool]:
         """Return, by buffer, whether one of its module's was written to or replaced since all were equal.
@@ -63,12 +63,16 @@ class Buffers:
         """
         tensors = self.tensors()
         for name, tensor, shape in zip(self.names, tensors, self._shapes, strict=True):
-            if tensor.shape != shape:
+            if tensor is None or tensor.shape != shape:
+                now = None if tensor is None else tuple(tensor.shape)
                 raise UsageError(
-                    f"buffer {name} changed its shape from {tuple(shape)} to {tuple(tensor.shape)}; "
+                    f"buffer {name} changed its shape from {tuple(shape)} to {now}; "
                     "sync_buffers=False leaves buffers alone"
                 )
-        fresh = [_stamp(tensor) != seen for tensor, seen in zip(tensors, self._seen, strict=True)]
+        fresh = [
+            tensor is not seen or tensor._version != version
+            for tensor, (seen, version) in zip(tensors, self._seen, strict=True)
+        ]
         touched = {id(module) for (module, _), new in zip(self._places, fresh, strict=True) if new}
         return [id(module) in touched for module, _ in self._places]
 
@@ -101,10 +105,6 @@ class Buffers:
             _write(floats, torch.from_numpy(self._sums[0] / num_moved))
             _write(integers, torch.from_numpy(self._sums[1]))
         self.mark_synced()
-
-
-def _stamp(tensor: Tensor) -> tuple[int, int]:
-    return id(tensor), tensor._version
 
 
 def _is_float(tensor: Tensor) -> bool:

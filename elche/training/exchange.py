@@ -6,46 +6,130 @@ bytes lie in float64 words and are never computed with.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elche.comm.base import Comm, all_gather_bytes
+from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, RankError
 from elche.policy.ledger import NUM_FIELDS, SlotReport
 
 FAILED = 1.0  # intent of a rank that cannot go on; its reason follows in a second exchange
-HEAD = ("intent", "window", "epoch", "sync_ms", "weight", "skipped")
-NUM_NUMBERS = len(HEAD) + NUM_FIELDS
 
 
 class Row(NamedTuple):
     """One rank's word.
 
     Attributes:
-        intent: 0, or FAILED.
         window: number of the window it closes; equal on all ranks unless something is very wrong.
         epoch: the epoch it goes through, which `set_epoch` on one rank only would make unequal.
+        told: updates that `step()` told its script of: not those of windows in which it had no batch.
+        settings: hash of the optimizer's hyperparameters, which the script's schedulers move.
         sync_ms: what the last window's reduce and agreement took here.
-        weight: total weight of its accumulated batches.
+        weight: total weight of its batches that count.
+        counted: samples in them.
         skipped: how many of its batches were left out as not finite.
+        intent: 0, or FAILED.
         measured: what it measured.
     """
 
-    intent: float
     window: int
-    epoch: int
-    sync_ms: float
-    weight: float
-    skipped: int
-    measured: SlotReport
+    epoch: int = 0
+    told: int = 0
+    settings: int = 0
+    sync_ms: float = 0.0
+    weight: float = 0.0
+    counted: int = 0
+    skipped: int = 0
+    intent: float = 0.0
+    measured: SlotReport = SlotReport()
+
+
+NUM_HEAD = len(Row._fields) - 1
+NUM_NUMBERS = NUM_HEAD + NUM_FIELDS
+
+
+class Exchange:
+    """The ranks' meeting at each window's end, and how one that cannot go on ends it for all.
+
+    Attributes:
+        broken: why no window can be closed any more; None while all is well.
+    """
+
+    broken: ElcheError | None
+
+    def __init__(self, comm: Comm) -> None:
+        """Exchange words over `comm`."""
+        self._comm = comm
+        self.broken = None
+
+    def check(self) -> None:
+        """Raise again what ended the exchange."""
+        if self.broken is not None:
+            raise self.broken
+
+    def meet(self, row: Row, truths: Sequence[bool]) -> tuple[list[Row], list[bool]]:
+        """Tell this rank's word and hear everybody's; collective.
+
+        Args:
+            row: this rank's numbers.
+            truths: this rank's truths, as many on every rank.
+
+        Returns:
+            Every rank's row, and truth by truth whether some rank said so.
+
+        Raises:
+            RankError: some rank cannot go on; on all ranks, with every such rank's reason.
+            MismatchError: the ranks close different windows; on all ranks.
+        """
+        rows, somewhere = unpack(self._comm.all_gather(pack(row, truths)), len(truths))
+        self._hear_failures(rows)
+        if len({(row.window, row.epoch) for row in rows}) > 1:
+            windows, epochs = [row.window for row in rows], [row.epoch for row in rows]
+            self.broken = MismatchError(
+                f"the ranks are in different windows {windows} or epochs {epochs}; set_epoch() must be told "
+                "the same number on all ranks"
+            )
+            raise self.broken
+        return rows, somewhere
+
+    def fail(self, error: ElcheError, window: int, num_truths: int) -> NoReturn:
+        """Raise `error` here and the like on every rank, at the exchange the others come to next.
+
+        Args:
+            error: why this rank cannot go on.
+            window: the window it is in.
+            num_truths: how many truths the ranks exchange.
+
+        Raises:
+            ElcheError: always.
+        """
+        self.broken = error
+        if self._comm.size > 1:
+            failed = Row(window, intent=FAILED)
+            try:
+                self._comm.all_gather(pack(failed, [False] * num_truths))
+                self._hear_failures([failed], error)
+            except CommError as silence:
+                raise error from silence
+        raise error
+
+    def _hear_failures(self, rows: Sequence[Row], mine: ElcheError | None = None) -> None:
+        """A rank that cannot go on ends all: every rank hears each such rank's reason."""
+        if any(row.intent == FAILED for row in rows):
+            word = json.dumps([type(mine).__name__, str(mine)] if mine is not None else None)
+            words = [json.loads(text) for text in all_gather_bytes(self._comm, word.encode())]
+            self.broken = _everybodys_error(words)
+            raise self.broken from mine
 
 
 def pack(row: Row, truths: Sequence[bool]) -> NDArray[np.float64]:
     """Return a row as the array that travels."""
-    head = [*row[:-1], *row.measured.to_row()]
     words = np.zeros(NUM_NUMBERS + num_words(len(truths)))
-    words[:NUM_NUMBERS] = head
+    words[:NUM_NUMBERS] = [*row[:NUM_HEAD], *row.measured.to_row()]
     bits = np.packbits(np.array(truths, bool))
     words[NUM_NUMBERS:].view(np.uint8)[: len(bits)] = bits
     return words
@@ -55,9 +139,10 @@ def unpack(words_wn: NDArray[np.float64], num_truths: int) -> tuple[list[Row], l
     """Return every rank's row and, truth by truth, whether some rank said so."""
     rows = []
     for values in words_wn[:, :NUM_NUMBERS].tolist():
-        intent, window, epoch, sync_ms, weight, skipped = values[: len(HEAD)]
-        measured = SlotReport.from_row(values[len(HEAD) :])
-        rows.append(Row(intent, int(window), int(epoch), sync_ms, weight, int(skipped), measured))
+        window, epoch, told, settings, sync_ms, weight, counted, skipped, intent = values[:NUM_HEAD]
+        measured = SlotReport.from_row(values[NUM_HEAD:])
+        whole = int(window), int(epoch), int(told), int(settings)
+        rows.append(Row(*whole, sync_ms, weight, int(counted), int(skipped), intent, measured))
     bits = np.bitwise_or.reduce(np.ascontiguousarray(words_wn[:, NUM_NUMBERS:]).view(np.uint8), axis=0)
     return rows, np.unpackbits(bits, count=num_truths).astype(bool).tolist()
 
@@ -65,3 +150,11 @@ def unpack(words_wn: NDArray[np.float64], num_truths: int) -> tuple[list[Row], l
 def num_words(num_truths: int) -> int:
     """How many float64 words hold that many bits."""
     return -(-num_truths // 64)
+
+
+def _everybodys_error(words: Sequence[list[str] | None]) -> RankError:
+    """One error for all ranks, with the reason of each rank that had one."""
+    reasons = [(rank, *word) for rank, word in enumerate(words) if word is not None]
+    text = "; ".join(f"rank {rank}: {reason}" for rank, _, reason in reasons)
+    nonfinite = all(kind == NonFiniteError.__name__ for _, kind, _ in reasons)
+    return NonFiniteError(text) if nonfinite else RankError(text)

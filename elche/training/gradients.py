@@ -69,14 +69,16 @@ class Gradients:
         """Start a window: the first batch will overwrite what the last window left."""
         self.present = [False] * len(self.parameters)
         self._weights: list[float] = []
+        self._samples: list[int] = []
         self._had_grads: list[list[bool]] = []  # by batch and parameter
         self._flags.zero_()
 
-    def accumulate(self, weight: float, check: bool) -> None:
+    def accumulate(self, weight: float, samples: int, check: bool) -> None:
         """Add weight * gradient of every parameter that has one.
 
         Args:
             weight: the batch's, such as its number of samples.
+            samples: in the batch.
             check: leave the batch out if any gradient is inf or nan.
         """
         grads = [
@@ -88,6 +90,7 @@ class Gradients:
         for bucket in self._buckets:
             bucket.accumulate_(grads, weight, first=not self._weights, nonfinite=flag)
         self._weights.append(weight)
+        self._samples.append(samples)
 
     def there(self) -> list[bool]:
         """Return, by parameter, whether it has a gradient now."""
@@ -106,19 +109,19 @@ class Gradients:
         pairs = zip(self.names, self.parameters, strict=True)
         return [name for name, p in pairs if p.grad is not None and not bool(p.grad.isfinite().all())]
 
-    def totals(self) -> tuple[float, int]:
+    def totals(self) -> tuple[float, int, int]:
         """Sum up the batches that count, those that were not left out; waits for the device.
 
         Returns:
-            Their weight, and how many were left out. `present` holds from here on.
+            Their weight, their samples, and how many were left out. `present` holds from here on.
         """
         flags = self._flags[: len(self._weights)].tolist() or [0.0] * len(self._weights)
-        batches = zip(self._weights, self._had_grads, flags, strict=True)
-        kept = [(weight, had_grads) for weight, had_grads, flag in batches if not flag]
-        for _, had_grads in kept:
+        kept = [index for index, flag in enumerate(flags) if not flag]
+        for index in kept:
             if not all(self.present):
-                self.present = list(map(or_, self.present, had_grads))
-        return float(sum(weight for weight, _ in kept)), len(self._weights) - len(kept)
+                self.present = list(map(or_, self.present, self._had_grads[index]))
+        weight = sum(self._weights[index] for index in kept)
+        return float(weight), sum(self._samples[index] for index in kept), len(flags) - len(kept)
 
     def to_host(self) -> tuple[list[Buffer], list[Buffer]]:
         """Return the host arrays to reduce from and into; a rank without a batch sends zeros."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from elche.errors import ConfigError, UsageError
 from elche.policy.dispatch import EpochPool, Range
 from elche.policy.weights import check_weight
-from elche.training.lookahead import Lookahead, SkipEmpty
+from elche.training.lookahead import Lookahead, NoEmptyBatch, SkipEmpty
 
 if TYPE_CHECKING:
     from elche.training.window import WindowEngine
@@ -36,6 +36,7 @@ class DataLoader:
         dataset: what was given.
         batch_size: samples in a batch.
         epoch: number of the epoch that the next loop, or the loop under way, goes through.
+        new_pool: returns the batches of a whole epoch, to be dealt to so many slots.
     """
 
     dataset: Any
@@ -85,11 +86,12 @@ class DataLoader:
                 raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")
         self.dataset, self.batch_size, self.epoch = dataset, batch_size, 0
         self._shuffle, self._seed, self._drop_last = bool(shuffle), seed, bool(drop_last)
+        self.new_pool = _pool_maker(dataset, batch_size, self._drop_last)
         self._engine: WindowEngine | None = None
         self._weight: Callable[[Any], float] | None = None
         self._lookahead = Lookahead()
         self._torch_loader = torch.utils.data.DataLoader(
-            dataset,
+            NoEmptyBatch(dataset) if callable(getattr(dataset, "__getitems__", None)) else dataset,
             batch_sampler=self._lookahead,
             num_workers=num_workers,
             collate_fn=SkipEmpty(collate_fn),
@@ -123,10 +125,6 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop go through this epoch, on every rank."""
         self.epoch = epoch
-
-    def new_pool(self, world_size: int) -> EpochPool:
-        """Return the batches of a whole epoch, to be dealt to `world_size` slots."""
-        return EpochPool(len(self.dataset), self.batch_size, world_size, drop_last=self._drop_last)
 
     def describe(self) -> dict[str, Any]:
         """Return what must be equal on all ranks."""
@@ -196,6 +194,15 @@ class DataLoader:
         if not self._shuffle:
             return np.arange(len(self.dataset), dtype=np.int64)
         return np.random.Generator(np.random.PCG64([self._seed, epoch])).permutation(len(self.dataset))
+
+
+def _pool_maker(dataset: Any, batch_size: int, drop_last: bool) -> Callable[[int], EpochPool]:
+    """Return what makes the pool of a whole epoch, to be dealt to so many slots.
+
+    It does not hold on to the loader. The engine has it, and PyTorch waits 5 s for each persistent worker of a
+    loader that only the cyclic garbage collector can free.
+    """
+    return lambda world_size: EpochPool(len(dataset), batch_size, world_size, drop_last=drop_last)
 
 
 def _check_dataset(dataset: Any) -> None:

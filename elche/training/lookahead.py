@@ -92,3 +92,26 @@ class SkipEmpty:
     def __call__(self, items: list[Any]) -> Any:
         """Collate `items`; None for no items."""
         return self._collate(items) if items else None
+
+
+class NoEmptyBatch:
+    """A dataset with its own `__getitems__`, which is not asked for an empty batch; can be sent to workers."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return the samples, as the dataset itself does."""
+        return self._dataset.__getitems__(indices) if indices else []
+
+    def __getattr__(self, name: str) -> Any:
+        """Look the rest up in the dataset: `get_worker_info().dataset` is this."""
+        if name == "_dataset":  # before __init__, while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._dataset, name)

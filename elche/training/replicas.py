@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import pickle
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -127,6 +129,30 @@ class Replicas:
         if differing:
             self.send_all()
         return differing
+
+    def hash_of_settings(self) -> int:
+        """Return a hash of the optimizer's hyperparameters, such as its learning rates."""
+        return zlib.crc32(repr(self._settings()).encode())
+
+    def agree_on_settings(self, hashes: Sequence[int], told: Sequence[int]) -> None:
+        """Give every rank the same hyperparameters, where they differ; collective.
+
+        A script that steps its scheduler where `updated` says so cannot do it for a window in which its rank
+        had no batch: the loader closed it. The lowest rank that was told of most updates is right.
+
+        Args:
+            hashes: every rank's `hash_of_settings()`.
+            told: the updates that every rank's script was told of.
+        """
+        if len(set(hashes)) > 1:
+            texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
+            right = pickle.loads(texts[told.index(max(told))])
+            for group, settings in zip(self._optimizer.param_groups, right, strict=True):
+                group.update(settings)
+
+    def _settings(self) -> list[dict[str, Any]]:
+        groups = self._optimizer.param_groups
+        return [{k: v for k, v in group.items() if isinstance(v, (int, float, tuple))} for group in groups]
 
     def _state_tensors(self) -> list[Tensor]:
         """Buffers, parameters and every tensor of their optimizer state, in an order equal on all ranks."""

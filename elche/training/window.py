@@ -5,23 +5,20 @@ Every branch that holds a collective follows from a number all ranks know: the p
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from torch import Tensor
 
-from elche.comm.base import all_gather_bytes
 from elche.config import Cadence
-from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, RankError, UsageError
+from elche.errors import CommError, ElcheError, NonFiniteError, UsageError
 from elche.policy.dispatch import EpochPool, Range
-from elche.policy.ledger import SlotReport, window_report
+from elche.policy.ledger import window_report
 from elche.policy.schedule import Schedule
 from elche.policy.weights import mean_scale, total_mass
-from elche.training import exchange
 from elche.training.buffers import Buffers
-from elche.training.exchange import Row
+from elche.training.exchange import Exchange, Row
 from elche.training.gradients import Gradients
 from elche.training.journal import Journal
 from elche.training.plan import Plan
@@ -74,11 +71,11 @@ class WindowEngine:
         self._stopwatch, self._journal = Stopwatch(gradients.device), Journal(world, schedule)
         self._pool: EpochPool | None = None
         self._pending: tuple[Range, float] | None = None
-        self._num_done = 0
+        self._exchange = Exchange(world.comm)
+        self._num_done = self._told = 0
         self._window = self._epoch_start = 0
         self._sync_ms = 0.0
         self._lr = 0.0
-        self._broken: ElcheError | None = None
         self.plan = None
         self.num_updates = 0
         self.skipped = []
@@ -94,8 +91,7 @@ class WindowEngine:
         Returns:
             The epoch's pool, to look ahead in.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._exchange.check()
         if self._pool is not None and not self._pool.exhausted:
             left = sum(stop - start for start, stop in self._pool.uncovered())
             self.fail(
@@ -113,8 +109,7 @@ class WindowEngine:
 
     def next_range(self) -> Range | None:
         """Return this rank's next batch; closes windows in which it has none; None at the epoch's end."""
-        if self._broken is not None:
-            raise self._broken
+        self._exchange.check()
         if self._pending is not None:
             (start, stop), _ = self._pending
             self.fail(
@@ -156,18 +151,19 @@ class WindowEngine:
         Returns:
             Whether the parameters were updated.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._exchange.check()
         if self._pending is None or self.plan is None:
             self.fail(UsageError("optimizer.step() without a batch: one step for each batch of the loader"))
         (position, weight), self._pending = self._pending, None
         nonfinite = "skip" if scaled else self._cadence.nonfinite
         if nonfinite == "raise":
             self._refuse_nonfinite(position)
-        self._gradients.accumulate(weight, check=nonfinite == "skip")
+        self._gradients.accumulate(weight, position[1] - position[0], check=nonfinite == "skip")
         self._stopwatch.end(loss)
         self._num_done += 1
-        return self._num_done == len(self.plan.share) and self._close()
+        updated = self._num_done == len(self.plan.share) and self._close()
+        self._told += updated
+        return updated
 
     def fail(self, error: ElcheError) -> NoReturn:
         """Raise `error` here and the like on every rank, at the exchange the others come to next.
@@ -178,24 +174,15 @@ class WindowEngine:
         Raises:
             ElcheError: always.
         """
-        self._broken = error
-        if self._world.comm.size == 1:
-            raise error
-        truths = [False] * (len(self._gradients.present) + len(self._buffers.names))
-        failed = Row(exchange.FAILED, self._window, 0, 0.0, 0.0, 0, SlotReport())
-        try:
-            self._world.comm.all_gather(exchange.pack(failed, truths))
-            self._raise_failures([failed], error)
-        except CommError as silence:
-            raise error from silence
-        raise error
+        self._exchange.fail(error, self._window, len(self._gradients.present) + len(self._buffers.names))
 
     # The window's end.
 
     def _close(self) -> bool:
         """Meet the others at the one weighted average; return whether the parameters were updated."""
-        rows, present, changed = self._exchange()
+        rows, present, changed = self._meet()
         met = time.perf_counter()
+        self._replicas.agree_on_settings([row.settings for row in rows], [row.told for row in rows])
         moved = [row.measured.steps > 0 for row in rows]
         self._reduce(changed, moved)
         if not self._world.comm.agree(True):
@@ -203,36 +190,26 @@ class WindowEngine:
         self._sync_ms = 1e3 * (time.perf_counter() - met)
         return self._commit(rows, present, sum(moved))
 
-    def _exchange(self) -> tuple[list[Row], list[bool], list[bool]]:
+    def _meet(self) -> tuple[list[Row], list[bool], list[bool]]:
+        """Exchange words: every rank's row, which parameters have a gradient, which buffers changed."""
+        plan = self.plan
+        assert plan is not None
         try:
             changed = self._buffers.changed()
         except UsageError as error:
             self.fail(error)
-        weight, skipped = self._gradients.totals()
-        assert self.plan is not None
-        measured = self._stopwatch.close()
-        row = Row(0.0, self._window, self.plan.epoch, self._sync_ms, weight, skipped, measured)
-        truths = [*self._gradients.present, *changed]
-        words_wn = self._world.comm.all_gather(exchange.pack(row, truths))
-        rows, truths = exchange.unpack(words_wn, len(truths))
-        self._raise_failures(rows)
+        row = Row(
+            self._window,
+            plan.epoch,
+            self._told,
+            self._replicas.hash_of_settings(),
+            self._sync_ms,
+            *self._gradients.totals(),
+            measured=self._stopwatch.close(),
+        )
         num_parameters = len(self._gradients.present)
+        rows, truths = self._exchange.meet(row, [*self._gradients.present, *changed])
         return rows, truths[:num_parameters], truths[num_parameters:]
-
-    def _raise_failures(self, rows: Sequence[Row], mine: ElcheError | None = None) -> None:
-        """A rank that cannot go on ends all: every rank hears each such rank's reason."""
-        if any(row.intent == exchange.FAILED for row in rows):
-            word = json.dumps([type(mine).__name__, str(mine)] if mine is not None else None)
-            words = [json.loads(text) for text in all_gather_bytes(self._world.comm, word.encode())]
-            self._broken = _everybodys_error(words)
-            raise self._broken from mine
-        if len({(row.window, row.epoch) for row in rows}) > 1:
-            windows, epochs = [row.window for row in rows], [row.epoch for row in rows]
-            self._broken = MismatchError(
-                f"the ranks are in different windows {windows} or epochs {epochs}; set_epoch() must be told "
-                "the same number on all ranks"
-            )
-            raise self._broken
 
     def _reduce(self, changed: Sequence[bool], moved: Sequence[bool]) -> None:
         """Sum gradients and buffers over the ranks, out of place."""
@@ -253,7 +230,7 @@ class WindowEngine:
         scale = mean_scale(total)
         if scale is not None:
             self._gradients.commit(present, scale, self._cadence.max_grad_norm)
-            self._lr = self._update(sum(report.samples for report in measured))
+            self._lr = self._update(sum(row.counted for row in rows))
             self.num_updates += 1
         self._buffers.commit(num_moved)
         pool.commit()
@@ -295,11 +272,3 @@ class WindowEngine:
         differing = self._replicas.compare()
         if differing:
             self._journal.differed(self._window, differing)
-
-
-def _everybodys_error(words: Sequence[list[str] | None]) -> RankError:
-    """One error for all ranks, with the reason of each rank that had one."""
-    reasons = [(rank, *word) for rank, word in enumerate(words) if word is not None]
-    text = "; ".join(f"rank {rank}: {reason}" for rank, _, reason in reasons)
-    nonfinite = all(kind == NonFiniteError.__name__ for _, kind, _ in reasons)
-    return NonFiniteError(text) if nonfinite else RankError(text)

@@ -66,7 +66,8 @@ def test_workers_bring_each_sample_once(dataset, settings):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_exception_of_the_dataset_reaches_the_user(num_workers):
+def test_an_exception_of_the_dataset_reaches_the_user(monkeypatch, num_workers):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # workers end this late
     elche.init()
     try:
         with pytest.raises(ValueError, match="sample 11 is broken"):
@@ -123,8 +124,8 @@ SWAP = [(6, 1), *[(1, 6)] * 20]  # slot 1 soon takes over what slot 0 looks ahea
 class Ahead:
     """PyTorch's loader with workers, as far as order goes: it asks for three batches more than it gives."""
 
-    def __init__(self, loader):
-        self.batches, self.queue = iter(loader), collections.deque()
+    def __init__(self, batches):
+        self.batches, self.queue = batches, collections.deque()
 
     def __next__(self):
         while len(self.queue) < 4:
@@ -134,7 +135,7 @@ class Ahead:
 
 class AheadLoader(torch.utils.data.DataLoader):
     def __iter__(self):
-        return Ahead(super())
+        return Ahead(super().__iter__())
 
 
 class Counted(Squares):
