@@ -74,10 +74,13 @@ def init(comm: Comm | None = None) -> None:
         comm: a communicator of this thread alone, as `elche.comm.memory.run` gives; None: the process's.
 
     Raises:
-        ConfigError: an ELCHE_* variable is unknown or refused, or names a backend that is not there.
+        ConfigError: an ELCHE_* variable is unknown or refused, or names a backend that is not there; or
+            `comm` is no communicator.
     """
     global _process_world  # noqa: PLW0603 - the one world of a process is what init() is for
     if comm is not None:
+        if not hasattr(comm, "all_gather"):
+            raise ConfigError(f"comm must be a communicator as elche.comm.memory.run gives, got {comm!r}")
         if _thread_world.get() is None:
             _thread_world.set(_make_world(comm, "memory", read_environment()))
         return

@@ -42,6 +42,7 @@ class DataLoader:
     dataset: Any
     batch_size: int
     epoch: int
+    new_pool: Callable[[int], EpochPool]
 
     def __init__(
         self,
@@ -81,17 +82,17 @@ class DataLoader:
             ConfigError: the dataset has no length or no samples, or a number is out of bounds.
         """
         _check_dataset(dataset)
-        for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")
+        _check_settings(batch_size, shuffle, seed, drop_last, collate_fn)
         self.dataset, self.batch_size, self.epoch = dataset, batch_size, 0
-        self._shuffle, self._seed, self._drop_last = bool(shuffle), seed, bool(drop_last)
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self.new_pool = _pool_maker(dataset, batch_size, self._drop_last)
         self._engine: WindowEngine | None = None
         self._weight: Callable[[Any], float] | None = None
         self._lookahead = Lookahead()
+        if callable(getattr(dataset, "__getitems__", None)):
+            dataset = NoEmptyBatch(dataset)
         self._torch_loader = torch.utils.data.DataLoader(
-            NoEmptyBatch(dataset) if callable(getattr(dataset, "__getitems__", None)) else dataset,
+            dataset,
             batch_sampler=self._lookahead,
             num_workers=num_workers,
             collate_fn=SkipEmpty(collate_fn),
@@ -119,11 +120,13 @@ class DataLoader:
         Returns:
             Every sample's index once.
         """
+        _check_int("epoch", epoch, 0)
         ids: list[int] = self._order(epoch).tolist()
         return ids
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop go through this epoch, on every rank."""
+        _check_int("epoch", epoch, 0)
         self.epoch = epoch
 
     def describe(self) -> dict[str, Any]:
@@ -199,8 +202,8 @@ class DataLoader:
 def _pool_maker(dataset: Any, batch_size: int, drop_last: bool) -> Callable[[int], EpochPool]:
     """Return what makes the pool of a whole epoch, to be dealt to so many slots.
 
-    It does not hold on to the loader. The engine has it, and PyTorch waits 5 s for each persistent worker of a
-    loader that only the cyclic garbage collector can free.
+    It does not hold on to the loader: the engine has it, and PyTorch waits 5 s for each persistent worker of
+    a loader that only the cyclic garbage collector can free.
     """
     return lambda world_size: EpochPool(len(dataset), batch_size, world_size, drop_last=drop_last)
 
@@ -215,3 +218,18 @@ def _check_dataset(dataset: Any) -> None:
         raise ConfigError(f"dataset must have __getitem__ and __len__, got {type(dataset).__qualname__}")
     if len(dataset) < 1:
         raise ConfigError("dataset must hold at least 1 sample, got 0")
+
+
+def _check_settings(batch_size: int, shuffle: bool, seed: int, drop_last: bool, collate_fn: Any) -> None:
+    _check_int("batch_size", batch_size, 1)
+    _check_int("seed", seed, 0)
+    for name, value in (("shuffle", shuffle), ("drop_last", drop_last)):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
+    if collate_fn is not None and not callable(collate_fn):
+        raise ConfigError(f"collate_fn must be a function of a list of samples, got {collate_fn!r}")
+
+
+def _check_int(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")

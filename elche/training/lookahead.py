@@ -95,7 +95,7 @@ class SkipEmpty:
 
 
 class NoEmptyBatch:
-    """A dataset with its own `__getitems__`, which is not asked for an empty batch; can be sent to workers."""
+    """A dataset with its own `__getitems__`, which meets no empty batch; can be sent to workers."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -99,7 +100,9 @@ class _Distributed(torch.optim.Optimizer):
         return self._engine.plan
 
     def report_loss(self, loss: float | Tensor) -> None:
-        """Tell the batch's mean loss, for the event log, before its `step()`."""
+        """Tell the batch's mean loss, one number, for the event log, before its `step()`."""
+        if not _is_number(loss):
+            self._engine.fail(ConfigError(f"loss must be a number or a tensor of one, got {loss!r}"))
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
@@ -117,7 +120,8 @@ class _Distributed(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-            self.report_loss(result)
+            if _is_number(result):
+                self.report_loss(result)
         if grad_scaler is not None:
             amp.unscale(grad_scaler, self)
         loss, self._loss = self._loss, None
@@ -140,27 +144,41 @@ _Distributed.step.hooked = True  # type: ignore[attr-defined]
 _Distributed.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
 
+def _is_number(loss: Any) -> bool:
+    return loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, Real)
+
+
 class _Update:
     """The optimizer's own step on the mean gradients, at the learning rate for so many samples."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, cadence: Cadence) -> None:
         self._optimizer, self._cadence = optimizer, cadence
+        self._rates: list[tuple[dict[str, Any], Any]] = []
+        unscale = optimizer.register_step_post_hook(lambda *_: self._unscale())
+        # Before all other hooks: a scheduler in one goes on from the script's own rates.
+        optimizer._optimizer_step_post_hooks.move_to_end(unscale.id, last=False)  # type: ignore[attr-defined]
 
     def __call__(self, samples: int) -> float:
         """Step, and return the first learning rate; 0 where the optimizer knows none."""
+        factor = lr_factor(self._cadence.lr_scaling, samples, self._cadence.lr_reference_samples or 1)
         groups = [group for group in self._optimizer.param_groups if "lr" in group]
-        rates = [group["lr"] for group in groups]
-        cadence = self._cadence
-        factor = lr_factor(cadence.lr_scaling, samples, cadence.lr_reference_samples or 1)
+        first = float(groups[0]["lr"]) * factor if groups else 0.0
         try:
             if factor != 1.0:
-                for group, rate in zip(groups, rates, strict=True):
+                self._rates = [(group, group["lr"]) for group in groups]
+                for group, rate in self._rates:
                     group["lr"] = rate * factor
+            # Schedulers look at it, and the loader, too, closes windows.
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
             super(_Distributed, self._optimizer).step()  # type: ignore[misc]
         finally:
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-        return float(rates[0]) * factor if rates else 0.0
+            self._unscale()
+        return first
+
+    def _unscale(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
 
 
 def _become_distributed(optimizer: torch.optim.Optimizer, engine: WindowEngine) -> None:

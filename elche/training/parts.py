@@ -51,6 +51,10 @@ class Parts:
         _check_optimizer(optimizer)
         if not isinstance(cadence, Cadence):
             raise ConfigError(f"cadence must be an elche.Cadence, got {type(cadence).__qualname__}")
+        if cadence.lr_scaling != "none" and any("lr" not in group for group in optimizer.param_groups):
+            raise ConfigError(
+                f"lr_scaling={cadence.lr_scaling!r} needs an optimizer with a learning rate, 'lr'"
+            )
         loader = _checked_loader(loader, world_size)
         _check_model(model, cadence.sync_buffers)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -148,10 +148,17 @@ class Replicas:
             texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
             right = pickle.loads(texts[told.index(max(told))])
             for group, settings in zip(self._optimizer.param_groups, right, strict=True):
-                group.update(settings)
+                for name, value in settings.items():
+                    if isinstance(group[name], Tensor):
+                        group[name].fill_(value)
+                    else:
+                        group[name] = value
 
     def _settings(self) -> list[dict[str, Any]]:
-        groups = self._optimizer.param_groups
+        groups = [
+            {k: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for k, v in group.items()}
+            for group in self._optimizer.param_groups
+        ]
         return [{k: v for k, v in group.items() if isinstance(v, (int, float, tuple))} for group in groups]
 
     def _state_tensors(self) -> list[Tensor]:

@@ -101,11 +101,16 @@ class WindowEngine:
                 )
             )
         if self._window == 0:
-            self._replicas.send_all()
+            self._start_equal(epoch)
         self._pool, self._epoch_start = self._make_pool(self._world.comm.size), self._window
         self._pool.assign_spans(self._schedule.counts(), self._schedule.living)
         self._deal(epoch)
         return self._pool
+
+    def _start_equal(self, epoch: int) -> None:
+        """Give every rank rank 0's state, after an exchange in which all hear of a rank that has failed."""
+        self._exchange.meet(Row(0, epoch), [*self._gradients.present, *self._changed_buffers()])
+        self._replicas.send_all()
 
     def next_range(self) -> Range | None:
         """Return this rank's next batch; closes windows in which it has none; None at the epoch's end."""
@@ -194,10 +199,7 @@ class WindowEngine:
         """Exchange words: every rank's row, which parameters have a gradient, which buffers changed."""
         plan = self.plan
         assert plan is not None
-        try:
-            changed = self._buffers.changed()
-        except UsageError as error:
-            self.fail(error)
+        changed = self._changed_buffers()
         row = Row(
             self._window,
             plan.epoch,
@@ -210,6 +212,12 @@ class WindowEngine:
         num_parameters = len(self._gradients.present)
         rows, truths = self._exchange.meet(row, [*self._gradients.present, *changed])
         return rows, truths[:num_parameters], truths[num_parameters:]
+
+    def _changed_buffers(self) -> list[bool]:
+        try:
+            return self._buffers.changed()
+        except UsageError as error:
+            self.fail(error)
 
     def _reduce(self, changed: Sequence[bool], moved: Sequence[bool]) -> None:
         """Sum gradients and buffers over the ranks, out of place."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import training_rig as rig
 import torch
+import training_rig as rig
 from torch import nn
 
 import elche

@@ -7,6 +7,7 @@ import torch
 import training_rig as rig
 from torch import nn
 
+import elche
 from elche.errors import RankError
 
 
@@ -30,13 +31,17 @@ def step_through(model, data, batch_size=4, epochs=1, loss=rig.squared, **cadenc
     return states
 
 
+def tracking(kind):
+    return kind(2, track_running_stats=True)
+
+
 @pytest.mark.parametrize("counts", [(2, 1, 1), (4, 2, 1), (2, 0, 1)], ids=str)
 @pytest.mark.parametrize(
     "layer",
     [
         lambda: nn.BatchNorm1d(4),
         lambda: nn.BatchNorm1d(4, momentum=None),
-        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()),
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 2)), tracking(nn.InstanceNorm1d), nn.Flatten()),
     ],
     ids=["BatchNorm", "cumulative", "InstanceNorm"],
 )  # fmt: skip
@@ -122,7 +127,7 @@ def test_buffers_of_every_kind(monkeypatch, replace):
 
 
 def test_a_replaced_buffer_is_noticed_whatever_its_address(monkeypatch):
-    """CPython gives a new object the place of one just freed: after two replacements the id is the old one."""
+    """CPython gives a new object a freed one's place: after two replacements the id is the old one."""
     rig.fix_counts(monkeypatch, (2, 2))
 
     class Latest(nn.Module):
@@ -242,9 +247,9 @@ def test_sync_buffers_false_leaves_them_alone(monkeypatch):
 def test_names_without_a_model_warn_that_buffers_are_not_kept():
     def script(rank):
         model = normed(nn.BatchNorm1d(4))
-        loader = rig.elche.DataLoader(rig.samples(8), 4)
+        loader = elche.DataLoader(rig.samples(8), 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        rig.elche.DistributedOptimizer(optimizer, list(model.named_parameters()), loader=loader)
+        elche.DistributedOptimizer(optimizer, list(model.named_parameters()), loader=loader)
 
     with pytest.warns(RuntimeWarning, match="pass model=") as caught:
         rig.ranks(1, script)

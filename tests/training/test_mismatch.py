@@ -7,11 +7,12 @@ import torch
 import training_rig as rig
 from torch import nn
 
+import elche
 from elche.errors import ConfigError, MismatchError, RankError
 
 
 def start(rank, odd, **changes):
-    """Build and wrap; the last rank with `changes`."""
+    """Build and wrap; the rank `odd` with `changes`."""
     changes = changes if rank == odd else {}
     dtype = changes.get("dtype", torch.float32)
     with rig.seeded():
@@ -19,35 +20,32 @@ def start(rank, odd, **changes):
     model = nn.Sequential(*layers, *changes.get("extra", ())).to(dtype)
     if "order" in changes:
         model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
-    if changes.get("frozen"):
-        model[0].weight.requires_grad_(False)
     named = changes.get("named", lambda model: model.named_parameters())
     groups = [{"params": [p]} for p in model.parameters()] if changes.get("groups") else model.parameters()
     make = changes.get("optimizer", torch.optim.SGD)
     data = rig.samples(changes.get("samples", 12))
-    loader = rig.elche.DataLoader(data, changes.get("batch_size", 2), **changes.get("loader", {}))
-    cadence = rig.elche.Cadence(anchor=2, **changes.get("cadence", {}))
-    return rig.elche.DistributedOptimizer(
-        make(groups, lr=0.1), named(model), loader=loader, cadence=cadence
-    ), loader, model  # fmt: skip
+    loader = elche.DataLoader(data, changes.get("batch_size", 2), **changes.get("loader", {}))
+    cadence = elche.Cadence(anchor=2, **changes.get("cadence", {}))
+    optimizer = make(groups, lr=0.1)
+    return elche.DistributedOptimizer(optimizer, named(model), loader=loader, cadence=cadence), loader, model
 
 
 CASES = {
-    "another layer": (dict(extra=[nn.Linear(1, 1)]), ["2.weight", "2.bias", "absent"]),
-    "another shape": (dict(hidden=5), ["0.weight", "[4, 3]", "[5, 3]"]),
-    "another dtype": (dict(dtype=torch.float64), ["0.weight", "torch.float32", "torch.float64"]),
-    "another memory order": (dict(order=True), ["0.weight"]),
-    "another name": (dict(named=lambda m: [(f"my.{k}", p) for k, p in m.named_parameters()]), ["my.0.weight"]),
-    "other groups": (dict(groups=True), ["parameters by group", "[1, 1, 1, 1]"]),
-    "another optimizer": (dict(optimizer=torch.optim.Adam), ["optimizer", "SGD", "Adam"]),
-    "another batch size": (dict(batch_size=3), ["batch_size", "2", "3"]),
-    "another dataset": (dict(samples=13), ["len(dataset)", "12", "13"]),
-    "another seed": (dict(loader=dict(seed=1)), ["seed", "0", "1"]),
-    "shuffled": (dict(loader=dict(shuffle=True)), ["shuffle", "false", "true"]),
-    "drop_last": (dict(loader=dict(drop_last=True)), ["drop_last"]),
-    "another cadence": (dict(cadence=dict(max_anchor=7)), ["max_anchor", "null", "7"]),
-    "another nonfinite": (dict(cadence=dict(nonfinite="raise")), ["nonfinite", "skip", "raise"]),
-    "another buffer": (dict(extra=[nn.BatchNorm1d(1, affine=False)]), ["buffer 2.running_mean", "absent"]),
+    "another layer": ({"extra": [nn.Linear(1, 1)]}, ["2.weight", "2.bias", "absent"]),
+    "another shape": ({"hidden": 5}, ["0.weight", "[4, 3]", "[5, 3]"]),
+    "another dtype": ({"dtype": torch.float64}, ["0.weight", "torch.float32", "torch.float64"]),
+    "another memory order": ({"order": True}, ["0.weight"]),
+    "another name": ({"named": lambda m: [(f"my.{k}", p) for k, p in m.named_parameters()]}, ["my.0.weight"]),
+    "other groups": ({"groups": True}, ["parameters by group", "[1, 1, 1, 1]"]),
+    "another optimizer": ({"optimizer": torch.optim.Adam}, ["optimizer", "SGD", "Adam"]),
+    "another batch size": ({"batch_size": 3}, ["batch_size", "2", "3"]),
+    "another dataset": ({"samples": 13}, ["len(dataset)", "12", "13"]),
+    "another seed": ({"loader": {"seed": 1}}, ["seed", "0", "1"]),
+    "shuffled": ({"loader": {"shuffle": True}}, ["shuffle", "false", "true"]),
+    "drop_last": ({"loader": {"drop_last": True}}, ["drop_last"]),
+    "another cadence": ({"cadence": {"max_anchor": 7}}, ["max_anchor", "null", "7"]),
+    "another nonfinite": ({"cadence": {"nonfinite": "raise"}}, ["nonfinite", "skip", "raise"]),
+    "another buffer": ({"extra": [nn.BatchNorm1d(1, affine=False)]}, ["buffer 2.running_mean", "absent"]),
 }  # fmt: skip
 
 
@@ -67,10 +65,10 @@ def test_the_text_names_keys_and_ranks_everywhere(case, odd):
 
 
 REFUSALS = {
-    "no optimizer": (dict(optimizer=lambda groups, lr: "SGD"), "torch.optim.Optimizer"),
-    "LBFGS": (dict(optimizer=torch.optim.LBFGS), "LBFGS"),
-    "SyncBatchNorm": (dict(extra=[nn.SyncBatchNorm(1)]), "SyncBatchNorm"),
-    "a dataset that is too small": (dict(samples=2), "at least 3"),
+    "no optimizer": ({"optimizer": lambda groups, lr: "SGD"}, "torch.optim.Optimizer"),
+    "LBFGS": ({"optimizer": torch.optim.LBFGS}, "LBFGS"),
+    "SyncBatchNorm": ({"extra": [nn.SyncBatchNorm(1)]}, "SyncBatchNorm"),
+    "a dataset that is too small": ({"samples": 2}, "at least 3"),
 }
 
 
@@ -90,12 +88,12 @@ def test_a_refusal_leaves_the_optimizer_as_it_was():
     def script(rank):
         model = rig.mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = rig.elche.DataLoader(rig.samples(12), 2 + rank)
+        loader = elche.DataLoader(rig.samples(12), 2 + rank)
         with pytest.raises(MismatchError):
-            rig.elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader)
+            elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader)
         assert type(optimizer) is torch.optim.SGD
-        loader = rig.elche.DataLoader(rig.samples(12), 2)
-        optimizer = rig.elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader)
+        loader = elche.DataLoader(rig.samples(12), 2)
+        optimizer = elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader)
         for batch in loader:
             optimizer.zero_grad()
             rig.squared(model, batch).backward()
@@ -110,7 +108,7 @@ def test_another_epoch_on_one_rank(epochs):
     """Another order of samples on one rank would train some twice and some never."""
 
     def script(rank):
-        optimizer, loader, model = start(rank, None, loader=dict(shuffle=True))
+        optimizer, loader, model = start(rank, None, loader={"shuffle": True})
         loader.set_epoch(epochs[rank])
         for batch in loader:
             optimizer.zero_grad()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-import training_rig as rig
 import torch
+import training_rig as rig
 from torch import nn
 
 from elche.errors import NonFiniteError
@@ -47,7 +47,10 @@ def test_skip_as_the_first_batch_of_a_window_leaves_nothing_of_the_last_one(monk
 def test_skip_of_all_batches_is_no_update():
     def script(rank):
         weight = nn.Parameter(torch.ones(2))
-        model, optimizer = nn.ParameterDict({"w": weight}), torch.optim.SGD([weight], lr=1.0, weight_decay=0.5)
+        model, optimizer = (
+            nn.ParameterDict({"w": weight}),
+            torch.optim.SGD([weight], lr=1.0, weight_decay=0.5),
+        )
         optimizer, loader = rig.distribute(model, optimizer, line_up(BAD), 1)
         for x in loader:
             optimizer.zero_grad()
@@ -137,7 +140,9 @@ def test_losses_that_are_not_finite_are_not_in_the_mean_loss(monkeypatch, tmp_pa
 
     def script(rank):
         model = rig.mlp()
-        optimizer, loader = rig.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), rig.samples(4), 1)
+        optimizer, loader = rig.distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), rig.samples(4), 1
+        )
         for number, batch in enumerate(loader):
             optimizer.zero_grad()
             rig.squared(model, batch).backward()

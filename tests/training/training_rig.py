@@ -106,6 +106,11 @@ def squared(model: nn.Module, batch: Any) -> Tensor:
     return (model(x) - y).square().mean()
 
 
+def sgd(model: nn.Module, momentum: float = 0.9, weight_decay: float = 0.01) -> torch.optim.SGD:
+    """Return plain PyTorch's optimizer for `model`."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+
+
 def distribute(
     model: nn.Module, optimizer: torch.optim.Optimizer, dataset: Any, batch_size: int = 4, **cadence: Any
 ) -> tuple[torch.optim.Optimizer, elche.DataLoader]:
@@ -134,6 +139,15 @@ def fit(
             loss(model, batch).backward()
             optimizer.step()
     return windows
+
+
+def loop(model: nn.Module, optimizer: Any, loader: Any, after: Callable[[], object] = lambda: None) -> None:
+    """Go through an epoch; call `after` after each step."""
+    for batch in loader:
+        optimizer.zero_grad()
+        squared(model, batch).backward()
+        optimizer.step()
+        after()
 
 
 def merged(windows_w: Iterable[Windows]) -> list[list[Range]]:
@@ -177,7 +191,7 @@ def assert_close(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], rt
     assert state.keys() == expected.keys()
     for name, tensor in expected.items():
         scale = float(tensor.abs().max()) if tensor.numel() else 0.0
-        torch.testing.assert_close(state[name], tensor, rtol=rtol, atol=rtol * scale, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close({name: state[name]}, {name: tensor}, rtol=rtol, atol=rtol * scale)
 
 
 def same_as_one_process(
