@@ -77,7 +77,7 @@ def unpack_(
 
     Args:
         tensors: one per slot, written in place; None is left out.
-        bucket_n: flat bucket on the tensors' device; stays as it is.
+        bucket_n: flat bucket on the tensors' device; spent: it may hold anything afterwards.
         layout: where its slots lie.
         scale: a number, or a 0-d float32 or float64 tensor on the bucket's device.
         views: as in `scale_accumulate_`, of this bucket.

@@ -69,12 +69,12 @@ def unpack_(
     views: Sequence[Tensor] | None = None,
 ) -> None:
     """See `elche.kernels.unpack_`."""
-    factor_0d = torch.full((), float(scale), dtype=bucket_n.dtype)
     slots, reals = _pairs(bucket_n, layout, tensors, views)
-    if bucket_n.numel() <= LARGE * len(reals) and _dtypes(reals) == {bucket_n.dtype}:
+    if bucket_n.numel() <= LARGE * len(reals):
+        bucket_n.mul_(float(scale))
         torch._foreach_copy_(reals, slots)
-        torch._foreach_mul_(reals, factor_0d)
     else:
+        factor_0d = torch.full((), float(scale), dtype=bucket_n.dtype)
         for slot, real in zip(slots, reals, strict=True):
             torch.mul(slot, factor_0d, out=real)
 

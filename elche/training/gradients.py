@@ -55,7 +55,6 @@ class Gradients:
         self._buckets = make_buckets(
             [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=self.device) for o in orders]
         )
-        self._flags = torch.zeros(0, device=self.device)
         self.begin()
 
     def describe(self) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class Gradients:
         self._weights: list[float] = []
         self._samples: list[int] = []
         self._had_grads: list[list[bool]] = []  # by batch and parameter
-        self._flags.zero_()
+        self._flags: list[Tensor] = []
 
     def accumulate(self, weight: float, samples: int, check: bool) -> None:
         """Add weight * gradient of every parameter that has one.
@@ -115,7 +114,7 @@ class Gradients:
         Returns:
             Their weight, their samples, and how many were left out. `present` holds from here on.
         """
-        flags = self._flags[: len(self._weights)].tolist() or [0.0] * len(self._weights)
+        flags = torch.cat(self._flags).tolist() if self._flags else [0.0] * len(self._weights)
         kept = [index for index, flag in enumerate(flags) if not flag]
         for index in kept:
             if not all(self.present):
@@ -170,10 +169,8 @@ class Gradients:
 
     def _flag(self, grads: Sequence[Tensor | None]) -> Tensor:
         """Return this batch's own flag, set if a gradient is not finite."""
-        index = len(self._weights)
-        if index >= len(self._flags):
-            self._flags = torch.cat([self._flags, torch.zeros(max(16, index), device=self.device)])
-        flag = self._flags[index : index + 1]
+        flag = torch.zeros(1, device=self.device)
+        self._flags.append(flag)
         for bucket in self._buckets:
             bucket.flag_nonfinite_(flag, grads)
         return flag

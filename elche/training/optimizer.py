@@ -153,32 +153,31 @@ class _Update:
 
     def __init__(self, optimizer: torch.optim.Optimizer, cadence: Cadence) -> None:
         self._optimizer, self._cadence = optimizer, cadence
-        self._rates: list[tuple[dict[str, Any], Any]] = []
-        unscale = optimizer.register_step_post_hook(lambda *_: self._unscale())
-        # Before all other hooks: a scheduler in one goes on from the script's own rates.
-        optimizer._optimizer_step_post_hooks.move_to_end(unscale.id, last=False)  # type: ignore[attr-defined]
 
     def __call__(self, samples: int) -> float:
         """Step, and return the first learning rate; 0 where the optimizer knows none."""
-        factor = lr_factor(self._cadence.lr_scaling, samples, self._cadence.lr_reference_samples or 1)
-        groups = [group for group in self._optimizer.param_groups if "lr" in group]
-        first = float(groups[0]["lr"]) * factor if groups else 0.0
+        optimizer, cadence = self._optimizer, self._cadence
+        optimizer._opt_called = True  # type: ignore[attr-defined] # what schedulers look at
+        rate = float(optimizer.param_groups[0].get("lr", 0.0))
+        if cadence.lr_scaling == "none":
+            super(_Distributed, optimizer).step()  # type: ignore[misc]
+            return rate
+        factor = lr_factor(cadence.lr_scaling, samples, cadence.lr_reference_samples or 1)
+        rates = [(group, group["lr"]) for group in optimizer.param_groups]
+        _set_rates([(group, rate * factor) for group, rate in rates])
+        # Before all other hooks: a scheduler in one goes on from the script's own rates.
+        hook = optimizer.register_step_post_hook(lambda *_: _set_rates(rates))
+        optimizer._optimizer_step_post_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
         try:
-            if factor != 1.0:
-                self._rates = [(group, group["lr"]) for group in groups]
-                for group, rate in self._rates:
-                    group["lr"] = rate * factor
-            # Schedulers look at it, and the loader, too, closes windows.
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]
-            super(_Distributed, self._optimizer).step()  # type: ignore[misc]
+            super(_Distributed, optimizer).step()  # type: ignore[misc]
         finally:
-            self._unscale()
-        return first
+            hook.remove()
+        return rate * factor
 
-    def _unscale(self) -> None:
-        for group, rate in self._rates:
-            group["lr"] = rate
-        self._rates = []
+
+def _set_rates(rates: list[tuple[dict[str, Any], Any]]) -> None:
+    for group, rate in rates:
+        group["lr"] = rate
 
 
 def _become_distributed(optimizer: torch.optim.Optimizer, engine: WindowEngine) -> None:

@@ -8,6 +8,7 @@ import json
 import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -115,6 +116,7 @@ class Replicas:
 
     def __init__(self, comm: Comm, optimizer: torch.optim.Optimizer, buffers: Buffers) -> None:
         self._comm, self._optimizer, self._buffers = comm, optimizer, buffers
+        self._hash, self._hashed = 0, list[Any]()
 
     def send_all(self) -> None:
         """Give every rank all of rank 0's; collective."""
@@ -132,7 +134,11 @@ class Replicas:
 
     def hash_of_settings(self) -> int:
         """Return a hash of the optimizer's hyperparameters, such as its learning rates."""
-        return zlib.crc32(repr(self._settings()).encode())
+        values = [value for group in self._optimizer.param_groups for value in group.values()]
+        same = len(values) == len(self._hashed) and all(map(is_, values, self._hashed))
+        if not same or any(isinstance(value, Tensor) for value in values):
+            self._hash, self._hashed = zlib.crc32(repr(self._settings()).encode()), values
+        return self._hash
 
     def agree_on_settings(self, hashes: Sequence[int], told: Sequence[int]) -> None:
         """Give every rank the same hyperparameters, where they differ; collective.
