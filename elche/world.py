@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -40,6 +41,7 @@ class World:
         log: the event log; writes nothing where none was asked for.
         devices: what every rank's device is, in rank order: its "name", and for a GPU what the policy
             judges it by.
+        farewell: tells the other ranks that this one leaves; None before there is anything to leave.
         started: `time.perf_counter()` at the job's common start.
     """
 
@@ -48,6 +50,7 @@ class World:
     backend: str
     log: EventLog
     devices: list[dict[str, Any]]
+    farewell: Callable[[], None] | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def stamp(self) -> dict[str, Any]:
@@ -96,7 +99,9 @@ def init(comm: Comm | None = None) -> None:
 
 
 def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
-    """Close the event log and the communicator of this thread's or process's world; may be repeated.
+    """Part from the other ranks and close this thread's or process's world; may be repeated.
+
+    Ranks that still train hear that this one left, and raise `RankError`; where all leave, nobody does.
 
     Args:
         reason: why the job stops, for the log.
@@ -110,6 +115,8 @@ def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
         _process_world = None
     else:
         _thread_world.set(None)
+    if world.farewell is not None and exit_code == 0:
+        world.farewell()
     world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
     world.log.close()
     world.comm.close()

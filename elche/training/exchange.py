@@ -17,7 +17,7 @@ from elche.comm.base import Comm, all_gather_bytes
 from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, RankError
 from elche.policy.ledger import NUM_FIELDS, SlotReport
 
-FAILED = 1.0  # intent of a rank that cannot go on; its reason follows in a second exchange
+FAILED, LEAVING = 1.0, 2.0  # intents of a rank that does not go on; its reason follows in a second exchange
 
 
 class Row(NamedTuple):
@@ -32,7 +32,7 @@ class Row(NamedTuple):
         weight: total weight of its batches that count.
         counted: samples in them.
         skipped: how many of its batches were left out as not finite.
-        intent: 0, or FAILED.
+        intent: 0, FAILED or LEAVING.
         measured: what it measured.
     """
 
@@ -86,7 +86,7 @@ class Exchange:
             MismatchError: the ranks close different windows; on all ranks.
         """
         rows, somewhere = unpack(self._comm.all_gather(pack(row, truths)), len(truths))
-        self._hear_failures(rows)
+        self._hear_reasons(rows)
         if len({(row.window, row.epoch) for row in rows}) > 1:
             windows, epochs = [row.window for row in rows], [row.epoch for row in rows]
             self.broken = MismatchError(
@@ -112,14 +112,31 @@ class Exchange:
             failed = Row(window, intent=FAILED)
             try:
                 self._comm.all_gather(pack(failed, [False] * num_truths))
-                self._hear_failures([failed], error)
+                self._hear_reasons([failed], error)
             except CommError as silence:
                 raise error from silence
         raise error
 
-    def _hear_failures(self, rows: Sequence[Row], mine: ElcheError | None = None) -> None:
-        """A rank that cannot go on ends all: every rank hears each such rank's reason."""
-        if any(row.intent == FAILED for row in rows):
+    def leave(self, window: int, num_truths: int) -> None:
+        """Part from the others: where all part, in silence; else those that wait for this rank hear of it.
+
+        Args:
+            window: the window it would have come to.
+            num_truths: how many truths the ranks exchange.
+        """
+        if self.broken is not None or self._comm.size == 1:
+            return
+        parting = Row(window, intent=LEAVING)
+        try:
+            rows, _ = unpack(self._comm.all_gather(pack(parting, [False] * num_truths)), num_truths)
+            if any(row.intent != LEAVING for row in rows):
+                self._hear_reasons(rows, RankError(f"left before window {window} was closed"))
+        except (CommError, RankError) as error:  # nobody waits, or those who did know now
+            self.broken = error
+
+    def _hear_reasons(self, rows: Sequence[Row], mine: ElcheError | None = None) -> None:
+        """A rank that does not go on ends all: every rank hears each such rank's reason."""
+        if any(row.intent != 0.0 for row in rows):
             word = json.dumps([type(mine).__name__, str(mine)] if mine is not None else None)
             words = [json.loads(text) for text in all_gather_bytes(self._comm, word.encode())]
             self.broken = _everybodys_error(words)

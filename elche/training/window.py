@@ -179,7 +179,15 @@ class WindowEngine:
         Raises:
             ElcheError: always.
         """
-        self._exchange.fail(error, self._window, len(self._gradients.present) + len(self._buffers.names))
+        self._exchange.fail(error, self._window, self._num_truths)
+
+    def leave(self) -> None:
+        """Part from the others, before this rank's world ends."""
+        self._exchange.leave(self._window, self._num_truths)
+
+    @property
+    def _num_truths(self) -> int:
+        return len(self._gradients.present) + len(self._buffers.names)
 
     # The window's end.
 

@@ -28,9 +28,12 @@ def ranks(n: int, script: Callable[..., Any], *args: Any, seconds: float = 30.0)
     def one(comm: Any) -> Any:
         elche.init(comm)
         try:
-            return script(comm.rank, *args)
-        finally:
-            elche.shutdown()
+            result = script(comm.rank, *args)
+        except BaseException:
+            elche.shutdown("error", 1)
+            raise
+        elche.shutdown()
+        return result
 
     return memory.run(n, one, timeout_seconds=seconds)
 
