@@ -49,6 +49,11 @@ __all__ = [
 _HOME = {"DataLoader": "elche.training.loader", "DistributedOptimizer": "elche.training.optimizer"}
 
 
+def __dir__() -> list[str]:
+    """List the public names, those that are not imported yet among them."""
+    return sorted({*__all__, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in __all__:

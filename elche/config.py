@@ -189,12 +189,14 @@ class Environment:
         backend: "auto", "mpi" or "memory" (ELCHE_BACKEND).
         stall_seconds: how long any wait may last (ELCHE_STALL_SECONDS); None: the default.
         under_mpi: whether an MPI launcher started this process.
+        under_torchrun: whether torchrun started it, beside others, and no MPI launcher.
     """
 
     log: str | None = None
     backend: str = "auto"
     stall_seconds: float | None = None
     under_mpi: bool = False
+    under_torchrun: bool = False
 
 
 BACKENDS = ("auto", "mpi", "memory")
@@ -228,11 +230,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
             raise ConfigError(f"{name} is not a setting of elche; known are {', '.join(sorted(known))}")
     backend = environ.get("ELCHE_BACKEND") or "auto"
     _require(backend in BACKENDS, "ELCHE_BACKEND", backend, f"one of {', '.join(BACKENDS)}")
+    under_mpi = any(name in environ for name in LAUNCHERS)
     return Environment(
         log=environ.get("ELCHE_LOG") or None,
         backend=backend,
         stall_seconds=_stall_seconds(environ.get("ELCHE_STALL_SECONDS")),
-        under_mpi=any(name in environ for name in LAUNCHERS),
+        under_mpi=under_mpi,
+        under_torchrun=not under_mpi and environ.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" in environ,
     )
 
 

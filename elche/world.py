@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,9 +25,9 @@ import torch
 
 from elche import events
 from elche.comm import memory
-from elche.comm.base import DEADLINE_SECONDS, Comm, all_gather_bytes
+from elche.comm.base import DEADLINE_SECONDS, Comm, all_gather_bytes, tell_leaving
 from elche.config import Environment, read_environment
-from elche.errors import ConfigError, NotInitializedError, RankError
+from elche.errors import CommError, ConfigError, NotInitializedError, RankError
 from elche.observe.jsonl import EventLog
 
 
@@ -115,11 +116,22 @@ def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
         _process_world = None
     else:
         _thread_world.set(None)
-    if world.farewell is not None and exit_code == 0:
-        world.farewell()
+    if exit_code == 0:
+        _part(world)
     world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
     world.log.close()
     world.comm.close()
+
+
+def _part(world: World) -> None:
+    """Let no rank wait for this one: where training has begun its engine says farewell, else we do."""
+    if world.comm.size == 1:
+        return
+    with suppress(CommError):  # the others are gone already, or busy for longer than they may be
+        if world.farewell is None:
+            tell_leaving(world.comm)
+        else:
+            world.farewell()
 
 
 def is_initialized() -> bool:
@@ -178,6 +190,10 @@ def device() -> torch.device:
 
 
 def _backend(environment: Environment) -> str:
+    if environment.under_torchrun:
+        raise ConfigError(
+            "started by torchrun, each process would train alone: start with mpirun -np N python SCRIPT"
+        )
     if environment.backend == "auto":
         return "mpi" if environment.under_mpi else "memory"
     if environment.backend == "memory" and environment.under_mpi:

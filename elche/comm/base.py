@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from elche.errors import ConfigError
+from elche.errors import ConfigError, RankError
 
 Buffer = NDArray[Any]
 DEADLINE_SECONDS = 600.0  # first batches, compilation and evaluation on one rank are long and no fault
+LIKELY_CAUSE = "another rank has ended, hangs, or is busy for longer (ELCHE_STALL_SECONDS sets the limit)"
 SUMMED = np.typecodes["AllInteger"] + "fdFD"  # what both numpy and every MPI can add
 
 
@@ -73,12 +74,31 @@ class Comm(Protocol):
 
 
 def all_gather_bytes(comm: Comm, payload: bytes, *, deadline_seconds: float | None = None) -> list[bytes]:
-    """Return every rank's `payload`, in rank order; lengths may differ."""
+    """Return every rank's `payload`, in rank order; lengths may differ.
+
+    Args:
+        comm: the ranks.
+        payload: this rank's.
+        deadline_seconds: how long each of its two steps may last; None: the communicator's own.
+
+    Returns:
+        One payload per rank.
+
+    Raises:
+        RankError: some rank has left instead (`tell_leaving`); on all that have not.
+    """
     sizes = comm.all_gather(np.array([len(payload)], np.int64), deadline_seconds=deadline_seconds)[:, 0]
+    if sizes.min() < 0:
+        raise RankError(f"ranks {np.flatnonzero(sizes < 0).tolist()} ended while the others began to train")
     padded = np.zeros(max(1, int(sizes.max())), np.uint8)
     padded[: len(payload)] = np.frombuffer(payload, np.uint8)
     rows = comm.all_gather(padded, deadline_seconds=deadline_seconds)
     return [rows[rank, :size].tobytes() for rank, size in enumerate(sizes)]
+
+
+def tell_leaving(comm: Comm) -> None:
+    """Come to the others' next `all_gather_bytes`, if there is one, and say that this rank leaves."""
+    comm.all_gather(np.array([-1], np.int64))
 
 
 def require_seconds(seconds: float) -> float:

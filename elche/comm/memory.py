@@ -11,6 +11,7 @@ import numpy as np
 
 from elche.comm.base import (
     DEADLINE_SECONDS,
+    LIKELY_CAUSE,
     Buffer,
     require_contiguous,
     require_pairs,
@@ -181,7 +182,8 @@ class _Meeting:
             self._notice_left()
             if not self._changed.wait_for(lambda: self._num_met > met or self._failure, limit_seconds):
                 error = DeadlineError(
-                    f"{verb} did not end within {limit_seconds:g} s; rank {rank} of {self.size} waited"
+                    f"{verb} did not end within {limit_seconds:g} s; rank {rank} of {self.size} waited: "
+                    f"{LIKELY_CAUSE}"
                 )
                 self.leave(rank, error)
                 raise error

@@ -13,6 +13,7 @@ import numpy as np
 
 from elche.comm.base import (
     DEADLINE_SECONDS,
+    LIKELY_CAUSE,
     Buffer,
     require_contiguous,
     require_pairs,
@@ -169,7 +170,7 @@ class MpiComm:
             _abandoned.extend(pending)
         if not in_time:
             self._unusable = f"{verb} did not end within {limit:g} s"
-            raise DeadlineError(f"{self._unusable}; rank {self.rank} of {self.size} waited")
+            raise DeadlineError(f"{self._unusable}; rank {self.rank} of {self.size} waited: {LIKELY_CAUSE}")
         self._unusable = None
 
 

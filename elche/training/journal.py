@@ -82,6 +82,16 @@ class Journal:
             )
         )
 
+    def skipped(self, batches: Sequence[int]) -> None:
+        """Warn of batches, by rank, that were left out as not finite; Python shows it once."""
+        if self._world.comm.rank == 0:
+            warnings.warn(
+                "batches with inf or nan in their gradients were left out of the mean (nonfinite='skip'; the "
+                f"event log counts them), by rank: {list(batches)}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def epoch(self, epoch: int, num_windows: int, num_updates: int) -> None:
         """Tell of an epoch whose every sample is in a committed window."""
         self._world.log.write(

@@ -59,6 +59,13 @@ class Parts:
         _check_model(model, cadence.sync_buffers)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = Gradients(parameters, _names(parameters, named))
+        if torch.cuda.is_available() and gradients.device.type == "cpu":
+            warnings.warn(
+                "the model is on the CPU of a machine with a GPU: use model.to(elche.device()) before the "
+                "optimizer is made, and move batches there",
+                RuntimeWarning,
+                stacklevel=6,
+            )
         return cls(optimizer, loader, cadence, gradients, Buffers(model if cadence.sync_buffers else None))
 
     def describe(self) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 def _checked_loader(loader: DataLoader | None, world_size: int) -> DataLoader:
     if not isinstance(loader, DataLoader):
         raise ConfigError(
-            f"loader must be an elche.DataLoader, got {type(loader).__qualname__}: it deals batches by speed "
+            f"loader must be an elche.DataLoader, got {_full_name(type(loader))}: it deals batches by speed "
             "(Horovod's way, without a loader, is not built yet)"
         )
     loader.check_free()
@@ -161,3 +168,7 @@ def _names(parameters: Sequence[Tensor], named: Sequence[tuple[str, Tensor]]) ->
             f"the first is number {missing[0]} of shape {tuple(parameters[missing[0]].shape)}"
         )
     return [names[id(parameter)] for parameter in parameters]
+
+
+def _full_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

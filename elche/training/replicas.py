@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pickle
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
@@ -151,6 +152,14 @@ class Replicas:
             told: the updates that every rank's script was told of.
         """
         if len(set(hashes)) > 1:
+            if self._comm.rank == 0 and len(set(zip(told, hashes, strict=True))) > len(set(told)):
+                warnings.warn(
+                    "learning rates or the like differ between ranks; one rank's count: "
+                    "Step schedulers once per epoch, or where optimizer.updated, on every rank: ranks do "
+                    "different numbers of batches",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
             right = pickle.loads(texts[told.index(max(told))])
             for group, settings in zip(self._optimizer.param_groups, right, strict=True):

@@ -75,6 +75,7 @@ class WindowEngine:
         self._num_done = self._told = 0
         self._window = self._epoch_start = 0
         self._sync_ms = 0.0
+        self._scaled = False
         self._lr = 0.0
         self.plan = None
         self.num_updates = 0
@@ -160,6 +161,7 @@ class WindowEngine:
         if self._pending is None or self.plan is None:
             self.fail(UsageError("optimizer.step() without a batch: one step for each batch of the loader"))
         (position, weight), self._pending = self._pending, None
+        self._scaled = scaled
         nonfinite = "skip" if scaled else self._cadence.nonfinite
         if nonfinite == "raise":
             self._refuse_nonfinite(position)
@@ -253,6 +255,8 @@ class WindowEngine:
         sync_ms = max(row.sync_ms for row in rows)
         verdict = self._schedule.observe(window_report(measured, self._schedule.living, sync_ms), self._lr)
         self.skipped.append(sum(row.skipped for row in rows))
+        if self.skipped[-1] and not self._scaled:
+            self._journal.skipped([row.skipped for row in rows])
         self._window += 1
         self._num_done = 0
         self._gradients.begin()

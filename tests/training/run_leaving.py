@@ -10,7 +10,7 @@ import elche
 
 elche.init()
 model = rig.mlp()
-optimizer, loader = rig.distribute(model, rig.sgd(model), rig.samples(24), 1)
+optimizer, loader = rig.distribute(model, rig.sgd(model), rig.samples(24), 1, policy="sync")
 for batch in loader:
     if elche.rank() == 1 and optimizer.num_updates == 1:
         sys.exit(5)

@@ -236,32 +236,6 @@ def test_an_exception_of_the_script_ends_the_others_wait():
         rig.ranks(2, script, seconds=10)
 
 
-def test_a_rank_that_leaves_in_mid_epoch_is_named_to_those_who_train_on():
-    def script(rank):
-        model, optimizer, loader = start()
-        for batch in loader:
-            if rank == 1 and optimizer.num_updates == 1:
-                return "left"
-            backward(model, optimizer, batch)
-            optimizer.step()
-        return "trained"
-
-    with pytest.raises(RankError, match=r"rank 1: left before window 1 was closed"):
-        rig.ranks(3, script, seconds=10)
-
-
-def test_ranks_that_all_leave_in_mid_epoch_part_in_silence():
-    def script(rank):
-        model, optimizer, loader = start()
-        for batch in loader:
-            backward(model, optimizer, batch)
-            optimizer.step()
-            if optimizer.updated:
-                return optimizer.num_updates
-
-    assert rig.ranks(3, script, seconds=10) == [1, 1, 1]
-
-
 def test_evaluation_and_generation_between_windows_are_no_business_of_ours(monkeypatch):
     rig.fix_counts(monkeypatch, (2, 1))
 

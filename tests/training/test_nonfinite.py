@@ -28,6 +28,10 @@ def descend(rank, data, dtype=torch.float32, **cadence):
     return weight.detach()
 
 
+LEFT_OUT = pytest.mark.filterwarnings("default:batches with inf or nan:RuntimeWarning")
+
+
+@LEFT_OUT
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_skip_leaves_the_batch_out(monkeypatch, bad, dtype):
@@ -36,6 +40,7 @@ def test_skip_leaves_the_batch_out(monkeypatch, bad, dtype):
         assert weight.tolist() == [-4.0, -4.0]  # (2 + 6) / 2
 
 
+@LEFT_OUT
 def test_skip_as_the_first_batch_of_a_window_leaves_nothing_of_the_last_one(monkeypatch):
     rig.fix_counts(monkeypatch, (1, 2))
     data = line_up([1.0, 100.0, 2.0, 3.0, float("nan"), 5.0])
@@ -44,6 +49,7 @@ def test_skip_as_the_first_batch_of_a_window_leaves_nothing_of_the_last_one(monk
         assert weight.tolist() == pytest.approx([-(1 + 2 + 3) / 3 - (100 + 5) / 2] * 2)
 
 
+@LEFT_OUT
 def test_skip_of_all_batches_is_no_update():
     def script(rank):
         weight = nn.Parameter(torch.ones(2))
@@ -62,6 +68,7 @@ def test_skip_of_all_batches_is_no_update():
     assert rig.ranks(2, script) == [(0, [1.0, 1.0])] * 2
 
 
+@LEFT_OUT
 def test_skip_is_counted_in_the_log(monkeypatch, tmp_path):
     rig.fix_counts(monkeypatch, (2, 1))
     monkeypatch.setenv("ELCHE_LOG", str(tmp_path / "log"))
@@ -74,6 +81,14 @@ def test_skip_is_counted_in_the_log(monkeypatch, tmp_path):
     assert [window["samples"] for window in windows] == [[2, 1], [2, 1]]
 
 
+def test_skip_warns_on_one_rank(monkeypatch):
+    rig.fix_counts(monkeypatch, (2, 1))
+    with pytest.warns(RuntimeWarning, match=r"left out .* by rank: \[1, 0\]") as caught:
+        rig.ranks(2, descend, line_up([2.0, float("nan"), 6.0]))
+    assert len(caught) == 1
+
+
+@LEFT_OUT
 @pytest.mark.parametrize("bad", BAD)
 def test_keep_keeps_it(monkeypatch, bad):
     rig.fix_counts(monkeypatch, (1, 1))
