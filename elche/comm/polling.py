@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 HOT_SECONDS = 20e-6
-SPIN_SECONDS = 200e-6
+SPIN_SECONDS = 1e-3
 SLOW_YIELD_SECONDS = 1e-3
-CROWDED_SECONDS = 1.0
+CROWDED_SECONDS = 0.05
 SHORT_NAP_SECONDS, LONG_NAP_SECONDS = 10e-6, 50e-6  # Linux's timer slack adds 50 us
 LONG_NAPS_AFTER_SECONDS = 10e-3
 
@@ -24,12 +24,14 @@ class Poller:
         yield until 200 us          13       80              7600
         stay hot until 200 us       13       60              1280
         nap at once                 13      350               640
-        yield, as here              13       80               460
+        yield, naps when slow       13       80               460
 
-    A yield to somebody who computes costs a slice of 4 ms, a nap does not; so a slow yield turns yields
-    into naps for a second. Once it naps, a wait takes 7 to 16 % of a core and notices the end 60 to 120 us
-    after it came. Shorter naps take more (20 us: a third of a core); a longer spin in front of them takes
-    cores from ranks that still compute. When mpirun counts more ranks than slots, Open MPI yields in every
+    A yield to somebody who computes costs a slice of 4 ms, a nap does not; so a slow yield turns yields into
+    naps, for 50 ms. A whole window of four ranks on two cores, whose Python takes turns, then costs 0.65 ms;
+    with naps from 200 us on, or a second of naps after a slow yield, 0.75 to 1.5 ms.
+
+    Once it naps, a wait takes 7 to 16 % of a core and notices the end 60 to 120 us after it came. Shorter naps
+    take more (20 us: a third of a core). When mpirun counts more ranks than slots, Open MPI yields in every
     question itself: crowded, 4 ranks then need 4 to 12 ms, with `--mca mpi_yield_when_idle 0` 0.6 to 2 ms.
     """
 
