@@ -30,7 +30,7 @@ class Poller:
     naps, for 50 ms. A whole window of four ranks on two cores, whose Python takes turns, then costs 0.65 ms;
     with naps from 200 us on, or a second of naps after a slow yield, 0.75 to 1.5 ms.
 
-    Once it naps, a wait takes 7 to 16 % of a core and notices the end 60 to 120 us after it came. Shorter naps
+    A wait that naps takes 7 to 16 % of a core and notices the end 60 to 120 us after it came; shorter naps
     take more (20 us: a third of a core). When mpirun counts more ranks than slots, Open MPI yields in every
     question itself: crowded, 4 ranks then need 4 to 12 ms, with `--mca mpi_yield_when_idle 0` 0.6 to 2 ms.
     """
