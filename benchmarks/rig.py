@@ -1,7 +1,7 @@
 """An emulated rig and the ways to train on it: without communication, with torch DDP, with elche.
 
-Runs inside mpirun's ranks. Every way makes the same number of samples per update from the same data set with
-a loader of its own, on the same model and device; what differs is who does how many of them, and the waiting.
+Runs inside mpirun's ranks. All ways train the same model on the same data and devices, each with a loader of
+its own; what differs is who does how many samples, and the waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import elche
 
 BATCH_SIZE = 8
-BATCH_SECONDS = 0.03  # at speed 1; computing takes 0.3 ms of it, so that four ranks fit on two cores
+# At speed 1; computing takes 0.3 ms of it, so that four ranks fit on two cores. Python runs up to seven times
+# slower just after a sleep (0.03 ms become 0.2), unlike after computing: batches must be long beside that.
+BATCH_SECONDS = 0.1
 LEARNING_RATE = 0.05
 
 At = Mapping[int, Callable[[], None]]  # what to do after which update, counted from 0
@@ -77,6 +79,12 @@ class Rig:
         meeting = f"file://{harness.worker_folder()}/gloo"
         dist.init_process_group("gloo", init_method=meeting, rank=self.rank, world_size=elche.size())
         self.device = EmulatedDevice(self._seconds_per_sample())
+
+    def leave(self) -> None:
+        """End what was begun to meet the others; gloo's threads would crash a process that ends without."""
+        dist.barrier()
+        dist.destroy_process_group()
+        elche.shutdown()
 
     def _seconds_per_sample(self) -> float:
         return BATCH_SECONDS / BATCH_SIZE / self.speeds[self.rank]

@@ -18,11 +18,13 @@ def test_the_lines_of_use_train():
     lines = re.search(r"```python\n(.*?)```", README.read_text(), re.S).group(1)
     evaluated = []
     x = torch.randn(300, 8, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
     given = {
+        "torch": torch,
         "Net": lambda: torch.nn.Linear(8, 2),
-        "dataset": TensorDataset(x, (x.sum(1) > 0).long()),
+        "dataset": TensorDataset(x, y),
         "F": F,
-        "evaluate": lambda model: evaluated.append(float(F.cross_entropy(model(x), (x.sum(1) > 0).long()))),
+        "evaluate": lambda model: evaluated.append(F.cross_entropy(model(x), y).item()),
     }
     exec(lines, given)
     assert len(evaluated) == 10
