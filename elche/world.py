@@ -12,14 +12,12 @@ import os
 import platform
 import sys
 import time
-import traceback
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,6 +27,18 @@ from elche.comm.base import DEADLINE_SECONDS, Comm, all_gather_bytes, tell_leavi
 from elche.config import Environment, read_environment
 from elche.errors import CommError, ConfigError, NotInitializedError, RankError
 from elche.observe.jsonl import EventLog
+
+
+class Engine(Protocol):
+    """What trains, as far as the world has to know it."""
+
+    def in_epoch(self) -> bool:
+        """Return whether samples of an epoch are still to be trained."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the other ranks that this one leaves."""
+        ...
 
 
 @dataclass
@@ -42,7 +52,8 @@ class World:
         log: the event log; writes nothing where none was asked for.
         devices: what every rank's device is, in rank order: its "name", and for a GPU what the policy
             judges it by.
-        farewell: tells the other ranks that this one leaves; None before there is anything to leave.
+        engine: what trains here now, or did last; None before the first optimizer is wrapped.
+        pid: the process that called `init()`; a fork of it is no rank.
         started: `time.perf_counter()` at the job's common start.
     """
 
@@ -51,7 +62,8 @@ class World:
     backend: str
     log: EventLog
     devices: list[dict[str, Any]]
-    farewell: Callable[[], None] | None = None
+    engine: Engine | None = None
+    pid: int = field(default_factory=os.getpid)
     started: float = field(default_factory=time.perf_counter)
 
     def stamp(self) -> dict[str, Any]:
@@ -99,13 +111,13 @@ def init(comm: Comm | None = None) -> None:
     atexit.register(shutdown)
 
 
-def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
+def shutdown(reason: str | None = None, exit_code: int = 0) -> None:
     """Part from the other ranks and close this thread's or process's world; may be repeated.
 
     Ranks that still train hear that this one left, and raise `RankError`; where all leave, nobody does.
 
     Args:
-        reason: why the job stops, for the log.
+        reason: why the job stops, for the log; None: "finished", or "left" in the middle of an epoch.
         exit_code: what the process will end with, for the log.
     """
     global _process_world  # noqa: PLW0603
@@ -116,6 +128,10 @@ def shutdown(reason: str = "finished", exit_code: int = 0) -> None:
         _process_world = None
     else:
         _thread_world.set(None)
+    if world.pid != os.getpid():
+        return
+    if reason is None:
+        reason = "left" if world.engine is not None and world.engine.in_epoch() else "finished"
     if exit_code == 0:
         _part(world)
     world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
@@ -128,10 +144,10 @@ def _part(world: World) -> None:
     if world.comm.size == 1:
         return
     with suppress(CommError):  # the others are gone already, or busy for longer than they may be
-        if world.farewell is None:
+        if world.engine is None:
             tell_leaving(world.comm)
         else:
-            world.farewell()
+            world.engine.leave()
 
 
 def is_initialized() -> bool:
@@ -247,13 +263,13 @@ def _end_job_on_uncaught_exception(comm: Comm) -> None:
     """Leave no rank waiting for one that has failed: MPI_Finalize would wait for the others for ever."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        traceback.print_exception(kind, error, trace)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        sys.__excepthook__(kind, error, trace)
         shutdown("error", 1)
-        if not isinstance(error, RankError):  # that one is raised on every rank: each ends by itself
+        # A fork is no rank, and a RankError is raised on every rank: each ends by itself.
+        if os.getpid() == pid and not isinstance(error, RankError):
             comm.abort(1)
 
+    pid = os.getpid()
     if comm.size > 1:
         sys.excepthook = hook
 

@@ -70,7 +70,7 @@ def unpack_(
 ) -> None:
     """See `elche.kernels.unpack_`."""
     slots, reals = _pairs(bucket_n, layout, tensors, views)
-    if bucket_n.numel() <= LARGE * len(reals):
+    if reals and bucket_n.numel() <= LARGE * len(reals):
         bucket_n.mul_(float(scale))
         torch._foreach_copy_(reals, slots)
     else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 
 from elche.errors import ConfigError
 
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30
 LR_SCALINGS = ("none", "linear", "sqrt")
 
 
@@ -14,16 +16,21 @@ def check_weight(weight: float) -> float:
     """Return the weight of a batch, as its samples or the user's function gave it.
 
     Args:
-        weight: what one batch counts in the weighted mean; 0 leaves it out.
+        weight: what one batch counts in the weighted mean; 0 leaves it out. Sums are kept in float32, so
+            others lie in 1e-30..1e30.
 
     Returns:
         The same weight, as a float.
 
     Raises:
-        ConfigError: it is negative, inf or nan.
+        ConfigError: it is no number, or out of these bounds.
     """
-    if not 0 <= weight < math.inf:
+    if not isinstance(weight, Real) or not 0 <= weight < math.inf:
         raise ConfigError(f"weight: {weight} of a batch is not finite and at least 0")
+    if weight != 0 and not SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT:
+        raise ConfigError(
+            f"weight: {weight} of a batch is neither 0 nor from {SMALLEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+        )
     return float(weight)
 
 

@@ -39,6 +39,7 @@ class Bucket:
     _sum_views: list[Tensor]
     _own_host: Tensor = field(init=False)
     _sum_host: Tensor = field(init=False)
+    _arrays: tuple[Buffer, Buffer] = field(init=False)
 
     @classmethod
     def of(cls, indices: Sequence[int], like: Sequence[Tensor]) -> Bucket:
@@ -56,6 +57,7 @@ class Bucket:
             self._own_host, self._sum_host = (
                 torch.empty(self.layout.total, dtype=self.own_n.dtype, pin_memory=True) for _ in range(2)
             )
+        self._arrays = self._own_host.numpy(), self._sum_host.numpy()
 
     def accumulate_(
         self, grads: Sequence[Tensor | None], weight: float, first: bool, nonfinite: Tensor | None
@@ -79,7 +81,7 @@ class Bucket:
         """Return host arrays to reduce from and into; copies from a device are started, not awaited."""
         if self._own_host is not self.own_n:
             self._own_host.copy_(self.own_n, non_blocking=True)
-        return self._own_host.numpy(), self._sum_host.numpy()
+        return self._arrays
 
     def from_host(self) -> None:
         """Bring the reduced sum back to the device."""

@@ -2,14 +2,14 @@
 
 Floats become the plain mean over the ranks that moved, summed in float64, in which a float32 constant stays
 itself: n*c/n rounds to c. Integers (counters, tables) are taken from the lowest rank that moved. Only
-buffers of modules that some rank wrote to in the window travel: BatchNorm's kernel writes its statistics
-without a trace, but its counter beside them tells.
+buffers of modules that some rank wrote to in the window travel. BatchNorm's kernel writes its statistics
+without a trace, but its counter beside them tells; other modules' small buffers are compared with a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,26 @@ from elche.errors import UsageError
 from elche.kernels.layout import real_pair
 
 Place = tuple[nn.Module, str]
+COPIED_NUMEL = 2**16  # larger buffers are tables and masks rather than statistics
+
+
+class _Seen(NamedTuple):
+    """A buffer when it was last equal on all ranks: the tensor itself, since a freed one's id comes again."""
+
+    tensor: Tensor
+    version: int
+    copy: Tensor | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Seen:
+        copy = tensor.detach().clone() if tensor.numel() <= COPIED_NUMEL else None
+        return cls(tensor, tensor._version, copy)
+
+    def traced(self, tensor: Tensor) -> bool:
+        return tensor is not self.tensor or tensor._version != self.version
+
+    def differs(self, tensor: Tensor) -> bool:
+        return self.copy is not None and not torch.equal(tensor, self.copy)
 
 
 class Buffers:
@@ -34,7 +54,7 @@ class Buffers:
         self.names = [name for name, _ in places.values()]
         self._places = [place for _, place in places.values()]
         self._shapes = [tensor.shape for tensor in self.tensors()]
-        self._seen: list[tuple[Tensor, int]] = []  # the tensors themselves: a freed one's id comes again
+        self._seen: list[_Seen] = []
         self._sent: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._sums: tuple[Buffer, Buffer] = (np.empty(0), np.empty(0, np.int64))
         self.mark_synced()
@@ -50,7 +70,7 @@ class Buffers:
 
     def mark_synced(self) -> None:
         """Remember the buffers as they are: they are equal on all ranks."""
-        self._seen = [(tensor, tensor._version) for tensor in self.tensors()]
+        self._seen = [_Seen.of(tensor) for tensor in self.tensors()]
 
     def changed(self) -> list[bool]:
         """Return, by buffer, whether one of its module's was written to or replaced since all were equal.
@@ -69,12 +89,15 @@ class Buffers:
                     f"buffer {name} changed its shape from {tuple(shape)} to {now}; "
                     "sync_buffers=False leaves buffers alone"
                 )
-        fresh = [
-            tensor is not seen or tensor._version != version
-            for tensor, (seen, version) in zip(tensors, self._seen, strict=True)
-        ]
-        touched = {id(module) for (module, _), new in zip(self._places, fresh, strict=True) if new}
-        return [id(module) in touched for module, _ in self._places]
+        seen = list(zip(tensors, self._seen, strict=True))
+        modules = [id(module) for module, _ in self._places]
+        touched = {
+            module for module, (tensor, then) in zip(modules, seen, strict=True) if then.traced(tensor)
+        }
+        for module, (tensor, then) in zip(modules, seen, strict=True):
+            if module not in touched and then.differs(tensor):
+                touched.add(module)
+        return [module in touched for module in modules]
 
     def pack(self, changed: Sequence[bool], moved: bool, first: bool) -> tuple[list[Buffer], list[Buffer]]:
         """Return what to reduce from and into, for the buffers that changed on some rank.

@@ -1,13 +1,14 @@
 """What the ranks tell each other at a window's end: one row of float64 each, one all-gather.
 
-Numbers first, then truths (which parameters have a gradient, which buffers changed) packed as bits whose
-bytes lie in float64 words and are never computed with.
+Numbers first, then truths (which parameters have a gradient, which buffers changed) as the bits of whole
+numbers, each small enough for a float64 to hold exactly.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -18,6 +19,9 @@ from elche.errors import CommError, ElcheError, MismatchError, NonFiniteError, R
 from elche.policy.ledger import NUM_FIELDS, SlotReport
 
 FAILED, LEAVING = 1.0, 2.0  # intents of a rank that does not go on; its reason follows in a second exchange
+
+WORD_BITS = 48  # a float64 holds whole numbers up to 53 bits
+WORD_MASK = 2**WORD_BITS - 1
 
 
 class Row(NamedTuple):
@@ -61,9 +65,9 @@ class Exchange:
 
     broken: ElcheError | None
 
-    def __init__(self, comm: Comm) -> None:
-        """Exchange words over `comm`."""
-        self._comm = comm
+    def __init__(self, comm: Comm, num_truths: int) -> None:
+        """Exchange words over `comm`, each with `num_truths` truths."""
+        self._comm, self._num_truths = comm, num_truths
         self.broken = None
 
     def check(self) -> None:
@@ -96,13 +100,12 @@ class Exchange:
             raise self.broken
         return rows, somewhere
 
-    def fail(self, error: ElcheError, window: int, num_truths: int) -> NoReturn:
+    def fail(self, error: ElcheError, window: int) -> NoReturn:
         """Raise `error` here and the like on every rank, at the exchange the others come to next.
 
         Args:
             error: why this rank cannot go on.
             window: the window it is in.
-            num_truths: how many truths the ranks exchange.
 
         Raises:
             ElcheError: always.
@@ -111,24 +114,24 @@ class Exchange:
         if self._comm.size > 1:
             failed = Row(window, intent=FAILED)
             try:
-                self._comm.all_gather(pack(failed, [False] * num_truths))
+                self._comm.all_gather(pack(failed, [False] * self._num_truths))
                 self._hear_reasons([failed], error)
             except CommError as silence:
                 raise error from silence
         raise error
 
-    def leave(self, window: int, num_truths: int) -> None:
+    def leave(self, window: int) -> None:
         """Part from the others: where all part, in silence; else those that wait for this rank hear of it.
 
         Args:
             window: the window it would have come to.
-            num_truths: how many truths the ranks exchange.
         """
         if self.broken is not None or self._comm.size == 1:
             return
         parting = Row(window, intent=LEAVING)
         try:
-            rows, _ = unpack(self._comm.all_gather(pack(parting, [False] * num_truths)), num_truths)
+            words_wn = self._comm.all_gather(pack(parting, [False] * self._num_truths))
+            rows, _ = unpack(words_wn, self._num_truths)
             if any(row.intent != LEAVING for row in rows):
                 self._hear_reasons(rows, RankError(f"left before window {window} was closed"))
         except (CommError, RankError) as error:  # nobody waits, or those who did know now
@@ -145,28 +148,39 @@ class Exchange:
 
 def pack(row: Row, truths: Sequence[bool]) -> NDArray[np.float64]:
     """Return a row as the array that travels."""
-    words = np.zeros(NUM_NUMBERS + num_words(len(truths)))
-    words[:NUM_NUMBERS] = [*row[:NUM_HEAD], *row.measured.to_row()]
-    bits = np.packbits(np.array(truths, bool))
-    words[NUM_NUMBERS:].view(np.uint8)[: len(bits)] = bits
-    return words
+    return np.array([*row[:NUM_HEAD], *row.measured, *_words_of(tuple(truths))], np.float64)
 
 
 def unpack(words_wn: NDArray[np.float64], num_truths: int) -> tuple[list[Row], list[bool]]:
     """Return every rank's row and, truth by truth, whether some rank said so."""
-    rows = []
-    for values in words_wn[:, :NUM_NUMBERS].tolist():
+    rows, union = [], [0] * num_words(num_truths)
+    for values in words_wn.tolist():
         window, epoch, told, settings, sync_ms, weight, counted, skipped, intent = values[:NUM_HEAD]
-        measured = SlotReport.from_row(values[NUM_HEAD:])
+        measured = SlotReport.from_row(values[NUM_HEAD:NUM_NUMBERS])
         whole = int(window), int(epoch), int(told), int(settings)
         rows.append(Row(*whole, sync_ms, weight, int(counted), int(skipped), intent, measured))
-    bits = np.bitwise_or.reduce(np.ascontiguousarray(words_wn[:, NUM_NUMBERS:]).view(np.uint8), axis=0)
-    return rows, np.unpackbits(bits, count=num_truths).astype(bool).tolist()
+        union = [word | int(said) for word, said in zip(union, values[NUM_NUMBERS:], strict=True)]
+    return rows, list(_truths_of(tuple(union), num_truths))
 
 
 def num_words(num_truths: int) -> int:
     """How many float64 words hold that many bits."""
-    return -(-num_truths // 64)
+    return -(-num_truths // WORD_BITS)
+
+
+# Both change rarely: in most windows every parameter has a gradient, and the same buffers change.
+
+
+@lru_cache(maxsize=64)
+def _words_of(truths: tuple[bool, ...]) -> list[int]:
+    bits = sum(1 << index for index, truth in enumerate(truths) if truth)
+    return [bits >> (WORD_BITS * word) & WORD_MASK for word in range(num_words(len(truths)))]
+
+
+@lru_cache(maxsize=64)
+def _truths_of(words: tuple[int, ...], num_truths: int) -> list[bool]:
+    bits = sum(word << (WORD_BITS * index) for index, word in enumerate(words))
+    return [bool(bits >> index & 1) for index in range(num_truths)]
 
 
 def _everybodys_error(words: Sequence[list[str] | None]) -> RankError:

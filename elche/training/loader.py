@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,7 +190,8 @@ class DataLoader:
         if self._weight is None:
             return float(wanted[1] - wanted[0])
         try:
-            return check_weight(self._weight(batch))
+            weight = self._weight(batch)
+            return check_weight(weight.item() if isinstance(weight, torch.Tensor) else weight)
         except ConfigError as error:
             engine.fail(error)
 
@@ -231,5 +233,5 @@ def _check_settings(batch_size: int, shuffle: bool, seed: int, drop_last: bool, 
 
 
 def _check_int(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")

@@ -72,7 +72,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         Replicas(world.comm, optimizer, parts.buffers),
     )
     parts.loader.attach(engine, cadence.weight)
-    world.farewell = engine.leave
+    world.engine = world.engine or engine
     _become_distributed(optimizer, engine)
     return optimizer
 

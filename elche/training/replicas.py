@@ -141,7 +141,7 @@ class Replicas:
             self._hash, self._hashed = zlib.crc32(repr(self._settings()).encode()), values
         return self._hash
 
-    def agree_on_settings(self, hashes: Sequence[int], told: Sequence[int]) -> None:
+    def agree_on_settings(self, hashes: Sequence[int], told: Sequence[int], num_updates: int) -> None:
         """Give every rank the same hyperparameters, where they differ; collective.
 
         A script that steps its scheduler where `updated` says so cannot do it for a window in which its rank
@@ -150,13 +150,17 @@ class Replicas:
         Args:
             hashes: every rank's `hash_of_settings()`.
             told: the updates that every rank's script was told of.
+            num_updates: the updates there were; where no rank was told of all, none is quite right.
         """
         if len(set(hashes)) > 1:
-            if self._comm.rank == 0 and len(set(zip(told, hashes, strict=True))) > len(set(told)):
+            nobody_right = max(told) < num_updates or len(set(zip(told, hashes, strict=True))) > len(
+                set(told)
+            )
+            if self._comm.rank == 0 and nobody_right:
                 warnings.warn(
-                    "learning rates or the like differ between ranks; one rank's count: "
-                    "Step schedulers once per epoch, or where optimizer.updated, on every rank: ranks do "
-                    "different numbers of batches",
+                    "learning rates or the like differ between ranks, which do different numbers of batches; "
+                    "one rank's count. Step schedulers on every rank once per epoch, or at every update by "
+                    "optimizer.register_step_post_hook(lambda *_: scheduler.step())",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -71,7 +71,7 @@ class WindowEngine:
         self._stopwatch, self._journal = Stopwatch(gradients.device), Journal(world, schedule)
         self._pool: EpochPool | None = None
         self._pending: tuple[Range, float] | None = None
-        self._exchange = Exchange(world.comm)
+        self._exchange = Exchange(world.comm, len(gradients.names) + len(buffers.names))
         self._num_done = self._told = 0
         self._window = self._epoch_start = 0
         self._sync_ms = 0.0
@@ -93,6 +93,14 @@ class WindowEngine:
             The epoch's pool, to look ahead in.
         """
         self._exchange.check()
+        other, self._world.engine = self._world.engine, self
+        if other is not None and other is not self and other.in_epoch():
+            self.fail(
+                UsageError(
+                    "two loaders are gone through at once, each with an optimizer of its own: let each epoch "
+                    "run to its end, or give all parameters to one optimizer"
+                )
+            )
         if self._pool is not None and not self._pool.exhausted:
             left = sum(stop - start for start, stop in self._pool.uncovered())
             self.fail(
@@ -181,15 +189,15 @@ class WindowEngine:
         Raises:
             ElcheError: always.
         """
-        self._exchange.fail(error, self._window, self._num_truths)
+        self._exchange.fail(error, self._window)
+
+    def in_epoch(self) -> bool:
+        """Return whether samples of an epoch are still to be trained."""
+        return self._exchange.broken is None and self._pool is not None and not self._pool.exhausted
 
     def leave(self) -> None:
         """Part from the others, before this rank's world ends."""
-        self._exchange.leave(self._window, self._num_truths)
-
-    @property
-    def _num_truths(self) -> int:
-        return len(self._gradients.present) + len(self._buffers.names)
+        self._exchange.leave(self._window)
 
     # The window's end.
 
@@ -197,7 +205,8 @@ class WindowEngine:
         """Meet the others at the one weighted average; return whether the parameters were updated."""
         rows, present, changed = self._meet()
         met = time.perf_counter()
-        self._replicas.agree_on_settings([row.settings for row in rows], [row.told for row in rows])
+        told = [row.told for row in rows]
+        self._replicas.agree_on_settings([row.settings for row in rows], told, self.num_updates)
         moved = [row.measured.steps > 0 for row in rows]
         self._reduce(changed, moved)
         if not self._world.comm.agree(True):
@@ -255,15 +264,16 @@ class WindowEngine:
         sync_ms = max(row.sync_ms for row in rows)
         verdict = self._schedule.observe(window_report(measured, self._schedule.living, sync_ms), self._lr)
         self.skipped.append(sum(row.skipped for row in rows))
-        if self.skipped[-1] and not self._scaled:
-            self._journal.skipped([row.skipped for row in rows])
         self._window += 1
         self._num_done = 0
         self._gradients.begin()
         self._journal.window(plan, rows, self._sync_ms, self._lr, verdict, updated=scale is not None)
         self._deal(plan.epoch)
-        if self._cadence.resync_every and self._window % self._cadence.resync_every == 0:
-            self._compare_replicas()
+        every = self._cadence.resync_every
+        if every and self._window % every == 0 and (differing := self._replicas.compare()):
+            self._journal.differed(self._window, differing)
+        if self.skipped[-1] and not self._scaled:
+            self._journal.skipped([row.skipped for row in rows])
         return scale is not None
 
     def _deal(self, epoch: int) -> None:
@@ -286,9 +296,3 @@ class WindowEngine:
                     f"{start}..{stop}, and nonfinite='raise'"
                 )
             )
-
-    def _compare_replicas(self) -> None:
-        """Law 3: parameters are equal on all ranks; where they are not, make them and say so."""
-        differing = self._replicas.compare()
-        if differing:
-            self._journal.differed(self._window, differing)

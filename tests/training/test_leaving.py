@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import training_rig as rig
 
+import elche
 from elche.comm.base import all_gather_bytes
 from elche.errors import RankError
 from elche.world import current
@@ -54,3 +55,13 @@ def test_ranks_that_never_train_part_in_silence():
         return all_gather_bytes(current().comm, b"x" * rank)
 
     assert rig.ranks(3, script, seconds=10) == [[b"", b"x", b"xx"]] * 3
+
+
+def test_a_fork_that_ends_says_nothing_in_its_parents_name(monkeypatch):
+    def script(rank):
+        train(lambda optimizer: False)
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        elche.shutdown()
+        monkeypatch.undo()
+
+    assert rig.ranks(1, script) == [None]

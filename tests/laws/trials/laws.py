@@ -109,7 +109,8 @@ def equal(trial: Trial) -> None:
             assert replace(mine, after=None) == replace(first, after=None), f"window {index}, rank {rank}"
         told = [(w.epoch, w.num_updates) for w in record.windows if w.updated and w.ranges[rank]]
         assert record.updates == told
-    assert not trial.warned
+    skips = trial.scenario.poisoned is not None
+    assert not [text for text in trial.warned if not (skips and "left out of the mean" in text)]
     counts = [window.num_updates for window in trial.windows()]
     assert counts == list(accumulate(window.updated for window in trial.windows()))
 
