@@ -27,6 +27,9 @@ DEFAULT_ANCHOR = {"gradients": 2, "parameters": 10}
 class Cadence:
     """How long windows are, who does how much of them and what is averaged at their end.
 
+    Refused by name until they are built: policy "async", average "parameters" and what only it uses,
+    partition_ratios, guards other than "none", overlap.
+
     Example:
         >>> Cadence(anchor=4).max_anchor_batches
         4
@@ -53,7 +56,7 @@ class Cadence:
         easgd_alpha: blend factor, parameter averaging only.
         max_grad_norm: clip the averaged gradient to this 2-norm, over all parameters.
         nonfinite: what a batch with inf or nan in its gradients does: "skip" it (weight 0, counted),
-            "raise" on all ranks, or "keep" it.
+            "raise" on all ranks, or "keep" it. With a GradScaler it is always skipped.
         lr_scaling: learning rate as a function of the samples per update over `lr_reference_samples`.
         lr_reference_samples: samples per update at which the given learning rate holds unscaled.
         weight: function of the collated batch that gives its weight, such as its tokens; None: samples.

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from numbers import Real
 
+from elche.config import CHOICES
 from elche.errors import ConfigError
 
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30
-LR_SCALINGS = ("none", "linear", "sqrt")
+LR_SCALINGS = CHOICES["lr_scaling"]
 
 
 def check_weight(weight: float) -> float:

@@ -152,26 +152,18 @@ class Replicas:
             told: the updates that every rank's script was told of.
             num_updates: the updates there were; where no rank was told of all, none is quite right.
         """
-        if len(set(hashes)) > 1:
-            nobody_right = max(told) < num_updates or len(set(zip(told, hashes, strict=True))) > len(
-                set(told)
-            )
-            if self._comm.rank == 0 and nobody_right:
-                warnings.warn(
-                    "learning rates or the like differ between ranks, which do different numbers of batches; "
-                    "one rank's count. Step schedulers on every rank once per epoch, or at every update by "
-                    "optimizer.register_step_post_hook(lambda *_: scheduler.step())",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-            texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
-            right = pickle.loads(texts[told.index(max(told))])
-            for group, settings in zip(self._optimizer.param_groups, right, strict=True):
-                for name, value in settings.items():
-                    if isinstance(group[name], Tensor):
-                        group[name].fill_(value)
-                    else:
-                        group[name] = value
+        if len(set(hashes)) == 1:
+            return
+        if self._comm.rank == 0:
+            _warn_of_settings(hashes, told, num_updates)
+        texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
+        right = pickle.loads(texts[told.index(max(told))])
+        for group, settings in zip(self._optimizer.param_groups, right, strict=True):
+            for name, value in settings.items():
+                if isinstance(group[name], Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
 
     def _settings(self) -> list[dict[str, Any]]:
         groups = [
@@ -188,6 +180,19 @@ class Replicas:
                 state = self._optimizer.state.get(parameter, {})
                 found += [parameter, *(state[key] for key in sorted(state) if isinstance(state[key], Tensor))]
         return found
+
+
+def _warn_of_settings(hashes: Sequence[int], told: Sequence[int], num_updates: int) -> None:
+    """Warn where no rank's settings are surely right, or ranks told of as many updates differ."""
+    differ = len(set(zip(told, hashes, strict=True))) > len(set(told))
+    if differ or max(told) < num_updates:
+        warnings.warn(
+            "learning rates or the like differ between ranks, which do different numbers of batches; "
+            "one rank's count. Step schedulers on every rank once per epoch, or at every update by "
+            "optimizer.register_step_post_hook(lambda *_: scheduler.step())",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _host_bytes(tensor: Tensor) -> Buffer:
