@@ -8,22 +8,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from elche import errors
+from elche import elastic, errors
 from elche.config import Cadence
 
 if TYPE_CHECKING:
+    from elche.start import init, shutdown
     from elche.training.loader import DataLoader
     from elche.training.optimizer import DistributedOptimizer
     from elche.world import (
         cross_rank,
         cross_size,
         device,
-        init,
         is_initialized,
         local_rank,
         local_size,
         rank,
-        shutdown,
         size,
     )
 
@@ -36,6 +35,7 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "device",
+    "elastic",
     "errors",
     "init",
     "is_initialized",
@@ -46,7 +46,12 @@ __all__ = [
     "size",
 ]
 
-_HOME = {"DataLoader": "elche.training.loader", "DistributedOptimizer": "elche.training.optimizer"}
+_HOME = {
+    "DataLoader": "elche.training.loader",
+    "DistributedOptimizer": "elche.training.optimizer",
+    "init": "elche.start",
+    "shutdown": "elche.start",
+}
 
 
 def __dir__() -> list[str]:

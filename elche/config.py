@@ -1,4 +1,4 @@
-"""Settings: `Cadence`, what a training script asks for, and `Environment`, what the shell asks for.
+"""Settings: `Cadence`, what a training script asks for, and the shell: what `Environment` asks for.
 
 The only file that reads `os.environ`. An argument wins over a variable, a variable over the default.
 """
@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from elche.errors import ConfigError
+from elche.environment import Environment, parse_environment
+from elche.errors import ConfigError, require
+
+__all__ = ["Cadence", "Environment", "read_environment", "variables"]
 
 CHOICES = {
     "policy": ("cadence", "sync", "async"),
@@ -93,9 +96,7 @@ class Cadence:
     def __post_init__(self) -> None:
         """Refuse what is wrong, then what is not built yet, each by name and value."""
         for name, allowed in CHOICES.items():
-            _require(
-                getattr(self, name) in allowed, name, getattr(self, name), f"one of {', '.join(allowed)}"
-            )
+            require(getattr(self, name) in allowed, name, getattr(self, name), f"one of {', '.join(allowed)}")
         self._check_numbers()
         self._check_consistent()
         self._check_built()
@@ -131,36 +132,36 @@ class Cadence:
         for name in ("max_overshoot", "resync_every"):
             _require_int(name, getattr(self, name), 0)
         for name in ("meta_controller", "relax_up", "sync_buffers", "overlap"):
-            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         _require_real("overhead_target", self.overhead_target, 0.01, 0.50)
         _require_real("gamma", self.gamma, 0.0, math.inf)
         _require_real("easgd_alpha", self.easgd_alpha, 0.0, 1.0, or_none=True)
         if self.max_grad_norm is not None:
             _require_real("max_grad_norm", self.max_grad_norm, 0.0, math.inf)
-            _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+            require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
         if self.speed_ratio is not None:
             slow, ratio = _pair("speed_ratio", self.speed_ratio)
             _require_int("speed_ratio[0], the slow slot", slow, 0)
             _require_real("speed_ratio[1]", ratio, 1.0, 64.0)
-        _require(
+        require(
             self.weight is None or callable(self.weight), "weight", self.weight, "a function of the batch"
         )
 
     def _check_consistent(self) -> None:
         low = self.min_anchor if self.min_anchor is not None else self.anchor_batches
-        _require(low <= self.anchor_batches, "min_anchor", low, f"at most anchor ({self.anchor_batches})")
-        _require(
+        require(low <= self.anchor_batches, "min_anchor", low, f"at most anchor ({self.anchor_batches})")
+        require(
             self.max_anchor_batches >= self.anchor_batches,
             "max_anchor", self.max_anchor, f"at least anchor ({self.anchor_batches})",
         )  # fmt: skip
         scaled = self.lr_scaling != "none"
-        _require(
+        require(
             scaled == (self.lr_reference_samples is not None),
             "lr_reference_samples", self.lr_reference_samples,
             f"given exactly when lr_scaling is not 'none' (it is {self.lr_scaling!r})",
         )  # fmt: skip
         if isinstance(self.guard, str):
-            _require(self.guard in GUARDS, "guard", self.guard, f"one of {', '.join(GUARDS)}, or an object")
+            require(self.guard in GUARDS, "guard", self.guard, f"one of {', '.join(GUARDS)}, or an object")
 
     def _check_built(self) -> None:
         """DESIGN's promise: a value that is not built yet is refused by name, never ignored."""
@@ -183,37 +184,6 @@ class Cadence:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
-    """What the shell asks for, and what the launcher tells.
-
-    Attributes:
-        log: path of the event log (ELCHE_LOG); `{rank}` in it is replaced; None: no log.
-        backend: "auto", "mpi" or "memory" (ELCHE_BACKEND).
-        stall_seconds: how long any wait may last (ELCHE_STALL_SECONDS); None: the default.
-        under_mpi: whether an MPI launcher started this process.
-        under_torchrun: whether torchrun started it, beside others, and no MPI launcher.
-    """
-
-    log: str | None = None
-    backend: str = "auto"
-    stall_seconds: float | None = None
-    under_mpi: bool = False
-    under_torchrun: bool = False
-
-
-BACKENDS = ("auto", "mpi", "memory")
-# One variable of each launcher: Open MPI, MPICH and Intel MPI, PMIx (Slurm, PRRTE), MVAPICH.
-LAUNCHERS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "PMI_RANK",
-    "PMIX_RANK",
-    "MPI_LOCALNRANKS",
-    "MV2_COMM_WORLD_SIZE",
-)
-
-
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Return the settings of the shell.
 
@@ -226,52 +196,27 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     Raises:
         ConfigError: a variable that begins with ELCHE_ is unknown, or its value is refused.
     """
-    environ = os.environ if environ is None else environ
-    known = {"ELCHE_LOG", "ELCHE_BACKEND", "ELCHE_STALL_SECONDS"}
-    for name in sorted(environ):
-        if name.startswith("ELCHE_") and name not in known:
-            raise ConfigError(f"{name} is not a setting of elche; known are {', '.join(sorted(known))}")
-    backend = environ.get("ELCHE_BACKEND") or "auto"
-    _require(backend in BACKENDS, "ELCHE_BACKEND", backend, f"one of {', '.join(BACKENDS)}")
-    under_mpi = any(name in environ for name in LAUNCHERS)
-    return Environment(
-        log=environ.get("ELCHE_LOG") or None,
-        backend=backend,
-        stall_seconds=_stall_seconds(environ.get("ELCHE_STALL_SECONDS")),
-        under_mpi=under_mpi,
-        under_torchrun=not under_mpi and environ.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" in environ,
-    )
+    return parse_environment(os.environ if environ is None else environ)
 
 
-def _stall_seconds(text: str | None) -> float | None:
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    _require(0 < seconds < math.inf, "ELCHE_STALL_SECONDS", text, "a number of seconds above 0")
-    return seconds
-
-
-def _require(holds: bool, name: str, value: object, bound: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} must be {bound}, got {value!r}")
+def variables() -> dict[str, str]:
+    """Return a copy of this process's environment, for those who start processes."""
+    return dict(os.environ)
 
 
 def _require_int(name: str, value: object, least: int, *, or_none: bool = False) -> None:
     is_int = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    _require(is_int or (or_none and value is None), name, value, f"an integer of at least {least}")
+    require(is_int or (or_none and value is None), name, value, f"an integer of at least {least}")
 
 
 def _require_real(name: str, value: object, low: float, high: float, *, or_none: bool = False) -> None:
     is_real = isinstance(value, (int, float)) and not isinstance(value, bool)
     in_bounds = is_real and low <= value <= high and math.isfinite(value)  # type: ignore[operator, arg-type]
-    _require(in_bounds or (or_none and value is None), name, value, f"a finite number from {low} to {high}")
+    require(in_bounds or (or_none and value is None), name, value, f"a finite number from {low} to {high}")
 
 
 def _pair(name: str, value: Any) -> tuple[Any, Any]:
-    _require(isinstance(value, (tuple, list)) and len(value) == 2, name, value, "a pair (slow slot, ratio)")
+    require(isinstance(value, (tuple, list)) and len(value) == 2, name, value, "a pair (slow slot, ratio)")
     return value[0], value[1]
 
 

@@ -14,6 +14,12 @@ class ConfigError(ElcheError, ValueError):
     """A setting, argument or environment variable has a value elche refuses."""
 
 
+def require(holds: bool, name: str, value: object, bound: str) -> None:
+    """Raise `ConfigError` with the name, the bound and the value unless the bound holds."""
+    if not holds:
+        raise ConfigError(f"{name} must be {bound}, got {value!r}")
+
+
 class NotInitializedError(ElcheError, RuntimeError):
     """Something that needs a world was used before `elche.init()` or after `elche.shutdown()`."""
 
@@ -46,3 +52,7 @@ class CommError(ElcheError, RuntimeError):
 
 class DeadlineError(CommError, TimeoutError):
     """A collective operation did not end within its deadline; the text says which and who waited."""
+
+
+class SilenceError(CommError):
+    """Another rank has made no progress for longer than it may; it is set aside, the others go on."""

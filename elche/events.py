@@ -82,6 +82,49 @@ class Resync(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lost(Event):
+    """A rank is none any more: it "died", was "silent" and is set aside, or has "left".
+
+    `rank` is the one it had; `returned` are its ranges that are dealt again.
+    """
+
+    event: ClassVar[str] = "lost"
+    slot: int
+    process: int
+    cause: str
+    detect_ms: float
+    heal_ms: float
+    returned: list[list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Event):
+    """A process holds a slot from now on; it took `sync_ms` to give it the job's state."""
+
+    event: ClassVar[str] = "joined"
+    slot: int
+    process: int
+    sync_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotDead(Event):
+    """A slot was empty for five windows: its speed is forgotten, anybody may take it."""
+
+    event: ClassVar[str] = "slot_dead"
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(Event):
+    """A job that was started again goes on after `window` committed windows: later ones are trained again."""
+
+    event: ClassVar[str] = "resume"
+    epoch: int
+    window: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stop(Event):
     """The job ended."""
 

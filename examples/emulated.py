@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+LATEST_SECONDS = 0.01  # a process that wakes later was stopped, and its device with it
+
 
 @dataclass
 class EmulatedDevice:
@@ -58,7 +60,7 @@ class EmulatedDevice:
         rest = self._due - time.perf_counter()
         if rest > 0:
             time.sleep(rest)
-            self._late = time.perf_counter() - self._due
+            self._late = min(time.perf_counter() - self._due, LATEST_SECONDS)
         else:
             self._late = 0.0
 

@@ -21,26 +21,36 @@ OTHERS = ("tests", "examples", "benchmarks")
 # above them all.
 ARROWS: dict[str, set[str]] = {
     "training": {"elastic", "kernels"},
-    "elastic": {"world"},
+    "elastic": {"start", "mpi_launch"},
     "collectives": {"comm", "kernels"},
-    "world": {"comm", "observe"},
+    "start": {"world"},
+    "world": {"process", "observe", "mpi_launch"},
+    "process": {"comm"},
     "comm": {"policy"},
     "observe": {"policy"},
     "sim": {"policy"},
     "mpi_launch": {"policy"},
     "policy": {"errors", "events", "config"},
-    "config": {"errors"},
+    "config": {"environment"},
+    "environment": {"errors"},
     "errors": set(),
     "events": set(),
     "kernels": {"errors"},
 }
 # Policy is standard library only, so what it imports is too; the launcher runs where nothing else works.
-STDLIB_ONLY = {"policy", "errors", "events", "config", "mpi_launch"}
+STDLIB_ONLY = {"policy", "errors", "events", "config", "environment", "mpi_launch"}
 HEAVY = {
-    "mpi4py": ("elche/comm/mpi.py",),
+    "mpi4py": ("elche/comm/mpi.py", "elche/comm/mpi_"),
     "cupy": ("elche/comm/nccl.py",),
     "triton": ("kernels/",),
-    "torch": ("kernels/", "elche/training/", "elche/elastic/", "elche/collectives/", "elche/world.py"),
+    "torch": (
+        "kernels/",
+        "elche/training/",
+        "elche/elastic/",
+        "elche/collectives/",
+        "elche/start.py",
+        "elche/world.py",
+    ),
 }
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 CLOCKS_LOGS_AND_DICE = {"time", "datetime", "logging", "secrets", "uuid"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from elche.errors import ConfigError, RankError
 Buffer = NDArray[Any]
 DEADLINE_SECONDS = 600.0  # first batches, compilation and evaluation on one rank are long and no fault
 LIKELY_CAUSE = "another rank has ended, hangs, or is busy for longer (ELCHE_STALL_SECONDS sets the limit)"
+NAME_BYTES, VALUE_BYTES = 40, 3000  # of what a register holds
 SUMMED = np.typecodes["AllInteger"] + "fdFD"  # what both numpy and every MPI can add
 
 
@@ -34,6 +35,8 @@ class Comm(Protocol):
         cross_rank: its host's number, counted over the hosts that have this local rank.
         cross_size: how many hosts have a rank of this local number.
         deadline_seconds: how long a verb waits when it is not told.
+        watch: called about every millisecond while a verb waits; what it raises ends the verb, and the
+            communicator. None: nobody watches.
     """
 
     rank: int
@@ -43,6 +46,7 @@ class Comm(Protocol):
     cross_rank: int
     cross_size: int
     deadline_seconds: float
+    watch: Callable[[], None] | None
 
     def all_gather(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
         """Return every rank's `send`, stacked in rank order: shape `(size, *send.shape)`, same dtype."""
@@ -64,12 +68,72 @@ class Comm(Protocol):
         """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
         ...
 
+    def revoke(self) -> None:
+        """Make every verb under way and to come fail with `CommError`, on all ranks; may be repeated.
+
+        Where losses cannot be survived it does so on this rank only.
+        """
+        ...
+
     def close(self) -> None:
         """Give back what can be; further verbs raise `CommError`. Not collective, may be repeated."""
         ...
 
     def abort(self, code: int) -> None:
         """End the job for all ranks with exit code `code`, as far as the backend can; may not return."""
+        ...
+
+
+class Rendezvous(Protocol):
+    """How the processes of a job find each other, in whatever communicators they are.
+
+    A process has a lasting number, 0..num_processes-1. All methods may be called by two threads at once,
+    and none waits for another process but `connect`.
+
+    Attributes:
+        process: this process's number.
+        num_processes: how many there are, spares included.
+    """
+
+    process: int
+    num_processes: int
+
+    def connect(
+        self,
+        processes: Sequence[int],
+        name: str,
+        *,
+        deadline_seconds: float,
+        watch: Callable[[], None] | None = None,
+    ) -> Comm:
+        """Return a communicator of exactly these processes, in this order; all of them call it.
+
+        Raises `CommError` when one of them is gone or has not come within the deadline, or what `watch`
+        raises, which is called about every millisecond meanwhile. A name is used once.
+        """
+        ...
+
+    def send(self, process: int, message: bytes) -> None:
+        """Send a small message; it arrives in order, or not at all where that process is gone."""
+        ...
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Return the messages that have come since the last call, each with its sender."""
+        ...
+
+    def gone(self) -> frozenset[int]:
+        """Return the processes that are known to have ended; the word of the system, not a guess."""
+        ...
+
+    def propose(self, name: str, value: str) -> str:
+        """Write `value` under `name` unless somebody has; return what stands there. The first write wins.
+
+        Short texts only: a name of up to 40 bytes, a value of up to 3,000.
+        """
+        ...
+
+    def look_up(self, name: str) -> str | None:
+        """Return what stands under `name`, None for nothing."""
         ...
 
 
@@ -106,6 +170,23 @@ def require_seconds(seconds: float) -> float:
     if not seconds > 0:
         raise ConfigError(f"deadline_seconds must be above 0, got {seconds}")
     return seconds
+
+
+def require_members(process: int, members: Sequence[int], num_processes: int) -> None:
+    """Raise `ConfigError` if `process` cannot connect `members`."""
+    different = set(members)
+    if process not in different or len(different) < len(members) or not different <= {*range(num_processes)}:
+        raise ConfigError(
+            f"process {process} connects different ones of 0..{num_processes - 1}, itself among them, "
+            f"got {list(members)}"
+        )
+
+
+def require_short(name: str, value: str) -> None:
+    """Raise `ConfigError` if a register has no room for them."""
+    for text, bound in ((name, NAME_BYTES), (value, VALUE_BYTES)):
+        if len(text.encode()) > bound:
+            raise ConfigError(f"{text[:20]!r}... must be at most {bound} bytes, got {len(text.encode())}")
 
 
 def require_root(root: int, size: int) -> None:

@@ -21,11 +21,12 @@ from elche.comm.base import (
 from elche.errors import CommError, ConfigError, DeadlineError
 
 Result = TypeVar("Result")
+WATCH_SECONDS = 1e-3
 
 
 def single(*, deadline_seconds: float = DEADLINE_SECONDS) -> MemoryComm:
     """Return the communicator of a world of one rank, the caller."""
-    return MemoryComm(_Meeting(1), 0, deadline_seconds=deadline_seconds)
+    return MemoryComm(Meeting(1), 0, deadline_seconds=deadline_seconds)
 
 
 def run(n: int, fn: Callable[..., Result], *args: Any, timeout_seconds: float = 60.0) -> list[Result]:
@@ -52,7 +53,7 @@ def run(n: int, fn: Callable[..., Result], *args: Any, timeout_seconds: float = 
     """
     if n < 1:
         raise ConfigError(f"n must be at least 1, got {n}")
-    meeting = _Meeting(n)
+    meeting = Meeting(n)
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
 
@@ -64,12 +65,7 @@ def run(n: int, fn: Callable[..., Result], *args: Any, timeout_seconds: float = 
             meeting.fail(f"rank {rank} ended with {type(error).__name__}: {error}", error)
         meeting.leave(rank)
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(n)]
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + timeout_seconds
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+    run_threads(n, work, timeout_seconds)
     if errors:
         raise next((error for error in errors if error is meeting.cause), errors[0])
     if late := meeting.late():
@@ -80,14 +76,25 @@ def run(n: int, fn: Callable[..., Result], *args: Any, timeout_seconds: float = 
     return [results[rank] for rank in range(n)]
 
 
+def run_threads(n: int, work: Callable[[int], None], timeout_seconds: float) -> None:
+    """Call `work(0)`, ..., `work(n - 1)`, each in a thread; return when all have returned, or it is time."""
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(n)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + timeout_seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
 class MemoryComm:
     """`Comm` between threads; sums run over the ranks in their order."""
 
-    def __init__(self, meeting: _Meeting, rank: int, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    def __init__(self, meeting: Meeting, rank: int, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self.deadline_seconds = require_seconds(deadline_seconds)
         self.rank = self.local_rank = rank
         self.size = self.local_size = meeting.size
         self.cross_rank, self.cross_size = 0, 1
+        self.watch: Callable[[], None] | None = None
         self._meeting = meeting
         self._unusable: str | None = None
 
@@ -126,6 +133,10 @@ class MemoryComm:
         """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
         return bool(self._meet("agree", ok, all, deadline_seconds))
 
+    def revoke(self) -> None:
+        """Make every verb under way and to come fail with `CommError`, on all ranks; may be repeated."""
+        self._meeting.fail(f"rank {self.rank} revoked the communicator")
+
     def close(self) -> None:
         """Refuse further verbs; ranks that wait for this one fail at once."""
         self._unusable = self._unusable or "it was closed"
@@ -143,13 +154,18 @@ class MemoryComm:
             raise CommError(f"rank {self.rank} of {self.size} cannot {verb}: {self._unusable}")
         limit = self.deadline_seconds if deadline_seconds is None else require_seconds(deadline_seconds)
         try:
-            return self._meeting.meet(self.rank, call, value, combine, limit)
-        except DeadlineError:
-            self._unusable = f"{verb} did not end within {limit:g} s"
+            return self._meeting.meet(self.rank, call, value, combine, limit, self._while_waiting())
+        except BaseException as error:
+            self._unusable = f"{verb} ended with {error!r}"
+            self._meeting.leave(self.rank, error)
             raise
 
+    def _while_waiting(self) -> Callable[[], None] | None:
+        """Return what a verb that waits calls about every millisecond."""
+        return self.watch
 
-class _Meeting:
+
+class Meeting:
     """Where the ranks meet, once per verb: the last to come combines what all have brought.
 
     The others wait meanwhile, so nothing they brought needs a copy; and no rank can be two verbs
@@ -168,10 +184,17 @@ class _Meeting:
         self._result: Any = None
 
     def meet(
-        self, rank: int, call: str, value: Any, combine: Callable[[list[Any]], Any], limit_seconds: float
+        self,
+        rank: int,
+        call: str,
+        value: Any,
+        combine: Callable[[list[Any]], Any],
+        limit_seconds: float,
+        watch: Callable[[], None] | None,
     ) -> Any:
         """Return `combine` of all ranks' values in rank order, the same object on every rank."""
         verb = call.split()[0]
+        until = time.monotonic() + limit_seconds
         with self._changed:
             if self._failure is not None:
                 raise CommError(f"rank {rank} of {self.size} cannot {verb}: {self._failure}") from self.cause
@@ -180,18 +203,17 @@ class _Meeting:
             if len(self._values) == self.size:
                 self._conclude(combine)
             self._notice_left()
-            if not self._changed.wait_for(lambda: self._num_met > met or self._failure, limit_seconds):
-                error = DeadlineError(
+        while not self._has_ended(met, until, watch):
+            if time.monotonic() >= until:
+                raise DeadlineError(
                     f"{verb} did not end within {limit_seconds:g} s; rank {rank} of {self.size} waited: "
                     f"{LIKELY_CAUSE}"
                 )
-                self.leave(rank, error)
-                raise error
-            if self._num_met == met:
-                raise CommError(
-                    f"{verb} failed on rank {rank} of {self.size}: {self._failure}"
-                ) from self.cause
-            return self._result
+            if watch is not None:
+                watch()  # without the lock: it may take its time, or use this communicator
+        if self._num_met == met:
+            raise CommError(f"{verb} failed on rank {rank} of {self.size}: {self._failure}") from self.cause
+        return self._result
 
     def fail(self, failure: str, cause: BaseException | None = None) -> None:
         """Make all waits and all further meetings fail; the first failure is the one that counts."""
@@ -203,15 +225,36 @@ class _Meeting:
     def leave(self, rank: int, cause: BaseException | None = None) -> None:
         """Note that `rank` meets nobody any more; what it has brought to the meeting under way counts."""
         with self._changed:
-            self.cause = self.cause or cause
+            if self._failure is None:  # else it is what followed from it
+                self.cause = self.cause or cause
             self._left.add(rank)
             self._notice_left()
+
+    def lose(self, rank: int) -> None:
+        """Note that `rank` is gone; nothing it has brought counts, so whoever waits fails at once."""
+        with self._changed:
+            self._values.pop(rank, None)
+            self.leave(rank)
+
+    def left(self) -> list[int]:
+        """Return the ranks that have left."""
+        with self._changed:
+            return sorted(self._left)
 
     def late(self) -> list[int]:
         """Return the ranks that have not left: those that nobody waits for only if there are no others."""
         with self._changed:
             here = set(range(self.size)) - self._left
             return sorted(here - self._values.keys() or here)
+
+    def _has_ended(self, met: int, until: float, watch: Callable[[], None] | None) -> bool:
+        """Return whether the meeting after the first `met` has ended; wait for it until `watch` is due."""
+        turn_seconds = threading.TIMEOUT_MAX if watch is None else WATCH_SECONDS
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._num_met > met or self._failure is not None,
+                min(max(0.0, until - time.monotonic()), turn_seconds),
+            )
 
     def _conclude(self, combine: Callable[[list[Any]], Any]) -> None:
         if len(set(self._calls.values())) > 1:

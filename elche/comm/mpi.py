@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from elche.comm.base import (
     require_root,
     require_seconds,
 )
+from elche.comm.neighbours import Neighbours
 from elche.comm.polling import SPIN_SECONDS, Poller
 from elche.errors import CommError, DeadlineError
 
@@ -55,13 +57,33 @@ def world(*, deadline_seconds: float = DEADLINE_SECONDS) -> MpiComm:
     """
     from mpi4py import MPI
 
-    return MpiComm(MPI.COMM_WORLD.Dup(), deadline_seconds=deadline_seconds)
+    comm = MPI.COMM_WORLD.Dup()
+    return MpiComm(comm, hosts_of(comm), deadline_seconds=deadline_seconds)
+
+
+def hosts_of(comm: MPI.Intracomm) -> list[int]:
+    """Return, by rank, the lowest rank on the same host. Collective."""
+    from mpi4py import MPI
+
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    hosts: list[int] = comm.allgather(host.bcast(comm.rank))
+    host.Free()
+    return hosts
 
 
 class MpiComm:
-    """`Comm` over an MPI communicator that nobody else uses. Constructing it is collective."""
+    """`Comm` over an MPI communicator that nobody else uses."""
 
-    def __init__(self, comm: MPI.Intracomm, *, deadline_seconds: float = DEADLINE_SECONDS) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, hosts: Sequence[int], *, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> None:
+        """Speak over `comm`.
+
+        Args:
+            comm: the ranks.
+            hosts: by rank, a number that ranks of one host share.
+            deadline_seconds: how long a verb waits when it is not told.
+        """
         from mpi4py import MPI
 
         self.deadline_seconds = require_seconds(deadline_seconds)
@@ -73,7 +95,10 @@ class MpiComm:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py then raises; the default would end the process
         self.rank, self.size = comm.rank, comm.size
         self._said, self._heard = np.empty(1, np.uint8), np.empty(comm.size, np.uint8)
-        self._find_neighbours(MPI.COMM_TYPE_SHARED)
+        near = Neighbours.of(hosts, comm.rank)
+        self.local_rank, self.local_size = near.local_rank, near.local_size
+        self.cross_rank, self.cross_size = near.cross_rank, near.cross_size
+        self.watch: Callable[[], None] | None = None
         sweep_abandoned()
 
     def all_gather(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
@@ -119,6 +144,12 @@ class MpiComm:
         self._complete("agree", self._comm.Iallgather, [(self._said, self._heard)], deadline_seconds)
         return 0 not in self._heard.tolist()
 
+    def revoke(self) -> None:
+        """Make every verb under way and to come fail, on all ranks where the MPI has ULFM."""
+        self._unusable = self._unusable or "it was revoked"
+        with suppress(self._mpi_error):
+            self._comm.Revoke()
+
     def close(self) -> None:
         """Refuse further verbs. MPI's own communicator stays: freeing it would be collective."""
         self._unusable = self._unusable or "it was closed"
@@ -130,14 +161,6 @@ class MpiComm:
             if stream is not None and not stream.closed:  # a daemon's may be
                 stream.flush()
         self._comm.Abort(code)
-
-    def _find_neighbours(self, same_host: int) -> None:
-        host = self._comm.Split_type(same_host, key=self.rank)
-        cross = self._comm.Split(color=host.rank, key=self.rank)
-        self.local_rank, self.local_size = host.rank, host.size
-        self.cross_rank, self.cross_size = cross.rank, cross.size
-        host.Free()
-        cross.Free()
 
     def _split(self, buffer: Buffer) -> list[Buffer]:
         """Return `buffer` flat, in as few parts as this MPI's counts allow."""
@@ -165,7 +188,7 @@ class MpiComm:
             for call in calls:
                 pending.append((start(*call), call))  # one by one: a failing start must not lose those before
             in_time = self._poller.wait(
-                lambda: _finish(pending), limit_seconds=limit, spin_seconds=spin_seconds
+                lambda: _finish(pending), limit_seconds=limit, spin_seconds=spin_seconds, watch=self.watch
             )
         except self._mpi_error as error:
             self._unusable = f"{verb} failed: {error}"

@@ -12,6 +12,7 @@ SLOW_YIELD_SECONDS = 1e-3
 CROWDED_SECONDS = 0.05
 SHORT_NAP_SECONDS, LONG_NAP_SECONDS = 10e-6, 50e-6  # Linux's timer slack adds 50 us
 LONG_NAPS_AFTER_SECONDS = 10e-3
+WATCH_SECONDS = 1e-3
 
 
 class Poller:
@@ -39,7 +40,12 @@ class Poller:
         self._crowded_until = 0.0
 
     def wait(
-        self, done: Callable[[], bool], *, limit_seconds: float, spin_seconds: float = SPIN_SECONDS
+        self,
+        done: Callable[[], bool],
+        *,
+        limit_seconds: float,
+        spin_seconds: float = SPIN_SECONDS,
+        watch: Callable[[], None] | None = None,
     ) -> bool:
         """Return True as soon as `done()` is true, False once `limit_seconds` have passed without.
 
@@ -47,11 +53,12 @@ class Poller:
             done: asks for the end and moves the operation on; called many times.
             limit_seconds: the deadline, counted from now.
             spin_seconds: how long to wait without naps.
+            watch: called about every millisecond; what it raises ends the wait. None: nobody watches.
 
         Returns:
             Whether `done()` became true in time.
         """
-        begun = time.perf_counter()
+        begun = watched = time.perf_counter()
         while not done():
             now = time.perf_counter()
             waited = now - begun
@@ -59,6 +66,9 @@ class Poller:
                 return False
             if waited < HOT_SECONDS:
                 continue
+            if watch is not None and now - watched >= WATCH_SECONDS:
+                watched = now
+                watch()
             if waited < spin_seconds and now >= self._crowded_until:
                 self._yield_core(now)
             else:

@@ -7,17 +7,17 @@ dealt twice, whatever slots die, join or change their speed, and nothing grows w
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heapreplace
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from typing import Any
 
 from elche.errors import ConfigError, UsageError
 from elche.policy.apportion import largest_remainder, window_shares
+from elche.policy.pieces import Pieces, Range, joined, merged
 
-Range = tuple[int, int]
-"""Half-open sample positions, `start <= position < stop`."""
+__all__ = ["EpochPool", "Range"]
 
 
 class EpochPool:
@@ -72,17 +72,21 @@ class EpochPool:
         _check_at_least("world_size", world_size, 1)
         self._batch_size = batch_size
         self._world_size = world_size
-        ranges = _merged([(0, num_samples)] if uncovered is None else uncovered, num_samples)
+        ranges = merged([(0, num_samples)] if uncovered is None else uncovered, num_samples)
         end = num_samples - num_samples % batch_size if drop_last else num_samples
-        self._set_pieces([(start, min(stop, end)) for start, stop in ranges if start < min(stop, end)])
-        self.num_batches = self.remaining = self._first_batch[-1]
+        ranges = [(start, min(stop, end)) for start, stop in ranges if start < min(stop, end)]
+        self._pieces = Pieces(ranges, batch_size)
+        self.num_batches = self.remaining = self._pieces.num_batches
         self._front = [0] * world_size  # a slot's span is the batches front <= number < back
         self._back = [0] * world_size
         self._spans_assigned = False
         self._returned: deque[Range] = deque()
-        self._window: list[
-            list[Range]
-        ] = []  # dealt and not committed, by slot; empty while no window is open
+        self._window: list[list[Range]] = []  # dealt and not committed, by slot; empty while none is open
+
+    @property
+    def dealt(self) -> tuple[tuple[Range, ...], ...]:
+        """The open window's batches, by slot, without what was given back; all empty while none is open."""
+        return tuple(map(tuple, self._window)) or ((),) * self._world_size
 
     @property
     def exhausted(self) -> bool:
@@ -150,7 +154,7 @@ class EpochPool:
         self._check_slot(slot)
         _check_at_least("num_batches", num_batches, 0)
         front = self._front[slot]
-        return tuple(self._batches(front, min(front + num_batches, self._back[slot])))
+        return tuple(self._pieces.batches(front, min(front + num_batches, self._back[slot])))
 
     def commit(self) -> None:
         """Count the dealt window as covered, but for what was given back.
@@ -184,53 +188,62 @@ class EpochPool:
 
     def uncovered(self) -> tuple[Range, ...]:
         """Return the positions in no committed window, merged and sorted: what a checkpoint saves."""
-        dealt = [batch for batches in self._window for batch in batches]
-        return tuple(_joined(sorted([*dealt, *self._returned, *self._undealt()])))
+        open_batches = [batch for batches in self._window for batch in batches]
+        return tuple(joined(sorted([*open_batches, *self._returned, *self._undealt()])))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole pool as plain values, the open window included: a joining rank loads it."""
+        return {
+            "world_size": self._world_size,
+            "batch_size": self._batch_size,
+            "num_batches": self.num_batches,
+            "remaining": self.remaining,
+            "pieces": list(map(list, self._pieces.ranges)),
+            "front": list(self._front),
+            "back": list(self._back),
+            "spans_assigned": self._spans_assigned,
+            "returned": list(map(list, self._returned)),
+            "window": [list(map(list, batches)) for batches in self._window],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Become, in place, the pool whose `state_dict` it is.
+
+        Args:
+            state: of a pool of the same world size and batch size.
+
+        Raises:
+            ConfigError: one of the two differs.
+        """
+        for name, own in (("world_size", self._world_size), ("batch_size", self._batch_size)):
+            if state[name] != own:
+                raise ConfigError(f"{name}: {state[name]} in the state, {own} in this pool")
+        self.num_batches, self.remaining = state["num_batches"], state["remaining"]
+        self._pieces = Pieces(_ranges(state["pieces"]), self._batch_size)
+        self._front, self._back = list(state["front"]), list(state["back"])
+        self._spans_assigned = state["spans_assigned"]
+        self._returned = deque(_ranges(state["returned"]))
+        self._window = list(map(_ranges, state["window"]))
 
     def _assign(self, counts: Sequence[int]) -> None:
-        self._set_pieces(_joined(sorted(self._undealt())) if self._spans_assigned else self._pieces)
-        self._back = list(accumulate(largest_remainder(self._first_batch[-1], counts)))
+        if self._spans_assigned:
+            self._pieces = Pieces(joined(sorted(self._undealt())), self._batch_size)
+        self._back = list(accumulate(largest_remainder(self._pieces.num_batches, counts)))
         self._front = [0, *self._back[:-1]]
         self._spans_assigned = True
-
-    def _set_pieces(self, pieces: list[Range]) -> None:
-        """Number the batches of `pieces` through: piece i begins with batch `_first_batch[i]`."""
-        self._pieces = pieces
-        sizes = (-(-(stop - start) // self._batch_size) for start, stop in pieces)
-        self._first_batch = list(accumulate(sizes, initial=0))
 
     def _undealt(self) -> Iterator[Range]:
         """Yield the positions in spans, or all of them while there are no spans."""
         if not self._spans_assigned:
-            yield from self._pieces
+            yield from self._pieces.ranges
         for front, back in zip(self._front, self._back, strict=True):
-            yield from self._positions(front, back)
-
-    def _positions(self, first: int, last: int) -> Iterator[Range]:
-        """Yield the positions of the batches first <= number < last, one range for each piece they are in."""
-        piece = bisect_right(self._first_batch, first) - 1
-        while first < last:
-            start, stop = self._pieces[piece]
-            number, next_number = self._first_batch[piece : piece + 2]
-            begin = start + (first - number) * self._batch_size
-            yield begin, min(start + (last - number) * self._batch_size, stop)
-            first, piece = next_number, piece + 1
-
-    def _batches(self, first: int, last: int) -> list[Range]:
-        batches: list[Range] = []
-        size = self._batch_size
-        for begin, end in self._positions(first, last):
-            whole = end - (end - begin) % size
-            batches += [(start, start + size) for start in range(begin, whole, size)]
-            if whole < end:
-                batches.append((whole, end))
-        return batches
+            yield from self._pieces.positions(front, back)
 
     def _take_own(self, slot: int, share: int) -> list[Range]:
         returned = [self._returned.popleft() for _ in range(min(share, len(self._returned)))]
         front = self._front[slot]
         self._front[slot] = min(front + share - len(returned), self._back[slot])
-        return returned + self._batches(front, self._front[slot])
+        return returned + self._pieces.batches(front, self._front[slot])
 
     def _steal(self, window: list[list[Range]], shares: Sequence[int]) -> None:
         """Fill up the slots that are short of their share, after all have taken from their own spans."""
@@ -244,7 +257,7 @@ class EpochPool:
                 length, victim = spans[0]
                 heapreplace(spans, (length + 1, victim))
                 self._back[victim] -= 1
-                window[slot] += self._batches(self._back[victim], self._back[victim] + 1)
+                window[slot] += self._pieces.batches(self._back[victim], self._back[victim] + 1)
 
     def _counts_of_living(self, counts: Sequence[int], living: Sequence[bool] | None) -> list[int]:
         self._check_length("counts", counts)
@@ -271,24 +284,5 @@ def _check_at_least(name: str, value: int, bound: int) -> None:
         raise ConfigError(f"{name}: {value} is below {bound}")
 
 
-def _merged(ranges: Sequence[Range], num_samples: int) -> list[Range]:
-    """Sort and join ranges that a caller gave, after checking that they are part of the epoch, each once."""
-    for start, stop in ranges:
-        if not 0 <= start <= stop <= num_samples:
-            raise ConfigError(f"uncovered: ({start}, {stop}) is no range within 0..{num_samples}")
-    ordered = sorted((start, stop) for start, stop in ranges if start < stop)
-    for (_, stop), (start, _) in pairwise(ordered):
-        if start < stop:
-            raise ConfigError(f"uncovered: position {start} is in two ranges")
-    return _joined(ordered)
-
-
-def _joined(ordered: Sequence[Range]) -> list[Range]:
-    """Join sorted ranges that touch."""
-    joined: list[Range] = []
-    for start, stop in ordered:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return joined
+def _ranges(pairs: Sequence[Sequence[int]]) -> list[Range]:
+    return [(start, stop) for start, stop in pairs]

@@ -9,42 +9,62 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elche.config import Cadence
-from elche.errors import ConfigError
+from elche.errors import ConfigError, UsageError
+from elche.policy import devices
 from elche.policy.cadence import ElChe, WindowReport
+from elche.policy.checks import one_per_slot, slot_of
 from elche.policy.guards import Verdict
 from elche.policy.lr_meta import LrMetaController
+from elche.policy.membership import SlotState
+from elche.policy.trust import TRUST_WINDOW_CAP
 
 
 class Schedule:
     """The cadence of a job: counts for the next window, learnt from the reports of the last ones.
 
+    A slot without a process reports zeros. For five windows its speed is remembered, for whoever takes it;
+    then the controller's death exception clears it, and it is vacant even if it was reserved.
+
     Attributes:
         controller: the El Che controller; conformant, also about slots that are dead.
-        living: by slot, whether somebody holds it. Dead slots get no batches.
+        died: slots whose death exception fired at the last `observe`. One that lives never does: where its
+            share was zero for long, it only has its speed forgotten.
     """
 
     controller: ElChe
-    living: list[bool]
+    died: tuple[int, ...]
 
     def __init__(
-        self, cadence: Cadence, world_size: int, *, gpus: Sequence[Mapping[str, int]] | None = None
+        self,
+        cadence: Cadence,
+        world_size: int,
+        *,
+        gpus: Sequence[Mapping[str, int]] | None = None,
+        living: Sequence[bool] | None = None,
     ) -> None:
         """Start uncalibrated: `anchor` batches for every slot, or the given speed ratio.
 
         Args:
             cadence: the user's settings.
-            world_size: number of slots.
-            gpus: by slot, what the device probe told of its GPU; None where some slot has none.
+            world_size: number of slots, those that may be used later included.
+            gpus: of the living slots, what the device probe told of their GPUs, each with its slot as
+                `index`; None where some has none.
+            living: by slot, whether a process holds it at first; None: all.
 
         Raises:
-            ConfigError: the speed ratio names a slot that does not exist.
+            ConfigError: the speed ratio names a slot that nobody holds, or `living` is of another length.
         """
-        if cadence.speed_ratio is not None and cadence.speed_ratio[0] >= world_size:
-            raise ConfigError(
-                f"speed_ratio's slow slot must be at most {world_size - 1}, got {cadence.speed_ratio[0]}"
-            )
+        living = [True] * world_size if living is None else living
+        one_per_slot("living", living, world_size)
+        held = [slot for slot, lives in enumerate(living) if lives]
+        slow = cadence.speed_ratio[0] if cadence.speed_ratio else None
+        if slow is not None and slow not in held:
+            raise ConfigError(f"speed_ratio's slot must be held at first, at most {held[-1]}, got {slow}")
         self._cadence = cadence
-        self.living = [True] * world_size
+        self._states = [SlotState.LIVING if lives else SlotState.UNUSED for lives in living]
+        self.died = ()
+        self._dead = {slot for slot, lives in enumerate(living) if not lives}  # there was nobody to die
+        slowest = devices.slowest_slot(held, gpus) if slow is None else None
         self.controller = ElChe(
             world_size,
             cadence.anchor_batches,
@@ -54,22 +74,61 @@ class Schedule:
             min_anchor=cadence.min_anchor,
             max_batch_diff=cadence.max_batch_diff,
             speed_ratio=cadence.speed_ratio,
-            device_indices=list(range(world_size)) if gpus else None,
-            gpus=list(gpus) if gpus else None,
+            initial_anchor=None if slowest is None else held[slowest],
         )
         # Where the anchor is fixed, so are the samples per update: a cliff of the learning rate must not
         # halve them behind the user's back.
         self._meta = LrMetaController() if cadence.meta_controller and cadence.anchor_moves else None
+
+    # Who holds which slot.
+
+    @property
+    def living(self) -> list[bool]:
+        """By slot, whether a process holds it. Others get no batches."""
+        return [state is SlotState.LIVING for state in self._states]
+
+    def slot_states(self) -> list[SlotState]:
+        """Return by slot what it is to those who would take it."""
+        return list(self._states)
+
+    def lose(self, slot: int, *, reserved: bool) -> None:
+        """Let a slot stand empty; a reserved one that is lost again is vacant.
+
+        Args:
+            slot: which.
+            reserved: whether its process may come back to it, until the death exception.
+
+        Raises:
+            UsageError: nobody holds it, nor is it reserved.
+        """
+        state = self._states[slot_of("slot", slot, len(self._states))]
+        if state in (SlotState.VACANT, SlotState.UNUSED):
+            raise UsageError(f"lose: slot {slot} is {state.value} already")
+        self._states[slot] = SlotState.RESERVED if reserved else SlotState.VACANT
+
+    def fill(self, slot: int) -> None:
+        """Let a process hold an empty slot; it gets the slot's old share where that is still remembered.
+
+        Args:
+            slot: which.
+
+        Raises:
+            UsageError: another holds it.
+        """
+        if self._states[slot_of("slot", slot, len(self._states))] is SlotState.LIVING:
+            raise UsageError(f"fill: slot {slot} is living already")
+        self._states[slot] = SlotState.LIVING
+        self._dead.discard(slot)
+
+    # Who does how much.
 
     def counts(self) -> list[int]:
         """Return the batches of a full window, by slot; 0 for the dead."""
         anchor = self.controller.anchor
         if self._cadence.policy == "sync":
             return [anchor if lives else 0 for lives in self.living]
-        return [
-            count if lives else 0
-            for count, lives in zip(self.controller.batch_counts, self.living, strict=True)
-        ]
+        counts = self.controller.batch_counts
+        return [count if lives else 0 for count, lives in zip(counts, self.living, strict=True)]
 
     def ms_per_batch(self) -> list[float]:
         """Return the smoothed speed of each slot in ms per batch; 0 where it is unknown."""
@@ -86,6 +145,7 @@ class Schedule:
             The verdict that was applied last: the meta-controller's comes before the guard's.
         """
         self.controller.report_window(report)
+        self._vacate()
         verdict = Verdict.stable(relax_up=self._cadence.relax_up)
         if self._meta is not None:
             factor = self._meta.observe(lr, self.controller.anchor, verdict, self.controller.phase)
@@ -94,10 +154,25 @@ class Schedule:
         self.controller.apply_verdict(verdict)
         return verdict
 
+    def _vacate(self) -> None:
+        """Let go of the slots without a process that the controller has given up."""
+        missed = self.controller.trust.zero_reports
+        empty = [slot for slot, lives in enumerate(self.living) if not lives]
+        given_up = [slot for slot in empty if missed[slot] >= TRUST_WINDOW_CAP]
+        self.died = tuple(slot for slot in given_up if slot not in self._dead)
+        self._dead.update(self.died)
+        for slot in self.died:
+            self._states[slot] = SlotState.VACANT
+
     def state_dict(self) -> dict[str, Any]:
         """Return the whole replicated state as plain values."""
-        meta = self._meta.state_dict() if self._meta is not None else None
-        return {"controller": self.controller.state_dict(), "living": list(self.living), "meta": meta}
+        return {
+            "controller": self.controller.state_dict(),
+            "slots": [state.value for state in self._states],
+            "dead": sorted(self._dead),
+            "died": list(self.died),
+            "meta": self._meta.state_dict() if self._meta is not None else None,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue as the one whose state it is.
@@ -106,6 +181,7 @@ class Schedule:
             state: what `state_dict` returned, with the same settings.
         """
         self.controller.load_state_dict(state["controller"])
-        self.living = list(state["living"])
+        self._states = [SlotState(value) for value in state["slots"]]
+        self._dead, self.died = set(state["dead"]), tuple(state["died"])
         if self._meta is not None:
             self._meta.load_state_dict(state["meta"])

@@ -99,22 +99,31 @@ class Buffers:
                 touched.add(module)
         return [module in touched for module in modules]
 
-    def pack(self, changed: Sequence[bool], moved: bool, first: bool) -> tuple[list[Buffer], list[Buffer]]:
+    def pack(
+        self, changed: Sequence[bool], moved: Sequence[bool], rank: int
+    ) -> tuple[list[Buffer], list[Buffer]]:
         """Return what to reduce from and into, for the buffers that changed on some rank.
 
         Args:
             changed: by buffer, whether it travels.
-            moved: whether this rank did a batch in the window; else its part is zeros.
-            first: whether it is the lowest rank that moved, whose integers count.
+            moved: by rank, whether it did a batch in the window; else its part is zeros. The integers of
+                the lowest one count.
+            rank: this one.
 
         Returns:
             Arrays to send and arrays to sum into; empty lists where nothing travels.
         """
+        self._sent = [], []
+        if not any(changed) or not any(moved):
+            return [], []
         travelling = [tensor for tensor, travels in zip(self.tensors(), changed, strict=True) if travels]
         floats = [tensor for tensor in travelling if _is_float(tensor)]
         integers = [tensor for tensor in travelling if not _is_float(tensor)]
         self._sent = floats, integers
-        sends = [_flat(floats, torch.float64, moved), _flat(integers, torch.int64, first)]
+        sends = [
+            _flat(floats, torch.float64, moved[rank]),
+            _flat(integers, torch.int64, moved.index(True) == rank),
+        ]
         self._sums = np.empty_like(sends[0]), np.empty_like(sends[1])
         pairs = [pair for pair in zip(sends, self._sums, strict=True) if pair[0].size]
         return [send for send, _ in pairs], [total for _, total in pairs]

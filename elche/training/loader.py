@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from elche.errors import ConfigError, UsageError
 from elche.policy.dispatch import EpochPool, Range
 from elche.policy.weights import check_weight
+from elche.training.job import MakePool
 from elche.training.lookahead import Lookahead, NoEmptyBatch, SkipEmpty
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ class DataLoader:
         dataset: what was given.
         batch_size: samples in a batch.
         epoch: number of the epoch that the next loop, or the loop under way, goes through.
-        new_pool: returns the batches of a whole epoch, to be dealt to so many slots.
+        new_pool: returns the batches of a whole epoch, or of what is left of one, for so many slots.
     """
 
     dataset: Any
     batch_size: int
     epoch: int
-    new_pool: Callable[[int], EpochPool]
+    new_pool: MakePool
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class DataLoader:
 
     def __len__(self) -> int:
         """Batches in an epoch, over all ranks: a rank's own number follows its speed."""
-        return self.new_pool(1).num_batches
+        return self.new_pool(1, None).num_batches
 
     def permutation(self, epoch: int) -> list[int]:
         """Return the sample ids in the order of an epoch.
@@ -149,6 +150,7 @@ class DataLoader:
         """
         self.check_free()
         self._engine, self._weight = engine, weight
+        engine.follow_loader(self)
 
     def check_free(self) -> None:
         """Refuse to work for a second optimizer: its windows would take the first one's batches."""
@@ -201,13 +203,15 @@ class DataLoader:
         return np.random.Generator(np.random.PCG64([self._seed, epoch])).permutation(len(self.dataset))
 
 
-def _pool_maker(dataset: Any, batch_size: int, drop_last: bool) -> Callable[[int], EpochPool]:
-    """Return what makes the pool of a whole epoch, to be dealt to so many slots.
+def _pool_maker(dataset: Any, batch_size: int, drop_last: bool) -> MakePool:
+    """Return what makes the pool of an epoch, or of what is left of one, to be dealt to so many slots.
 
     It does not hold on to the loader: the engine has it, and PyTorch waits 5 s for each persistent worker of
     a loader that only the cyclic garbage collector can free.
     """
-    return lambda world_size: EpochPool(len(dataset), batch_size, world_size, drop_last=drop_last)
+    return lambda world_size, left: EpochPool(
+        len(dataset), batch_size, world_size, drop_last=drop_last, uncovered=left
+    )
 
 
 def _check_dataset(dataset: Any) -> None:

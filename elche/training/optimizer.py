@@ -15,11 +15,13 @@ from elche.errors import ConfigError
 from elche.policy.schedule import Schedule
 from elche.policy.weights import lr_factor
 from elche.training import amp
+from elche.training.job import Job
 from elche.training.journal import Journal
 from elche.training.loader import DataLoader
 from elche.training.parts import Named, Parts
 from elche.training.plan import Plan
 from elche.training.replicas import Replicas, agree_on
+from elche.training.snapshot import Snapshot
 from elche.training.window import WindowEngine
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -57,23 +59,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         MismatchError: the ranks have different models, data or settings; on all ranks.
     """
     world, cadence = worlds.current(), Cadence() if cadence is None else cadence
-    n = world.comm.size
-    parts = agree_on(world.comm, lambda: Parts.of(optimizer, named_parameters, loader, cadence, model, n))
-    schedule = Schedule(cadence, world.comm.size, gpus=world.gpus())
-    Journal(world, schedule).run(parts.settings())
+    n = world.first_size  # whoever was lost since is taken out where all do so
+    parts = agree_on(world, lambda: Parts.of(optimizer, named_parameters, loader, cadence, model, n))
+    num_slots = max(n, world.environment.max_ranks or n)
+    living = [slot < n for slot in range(num_slots)]
+    schedule = Schedule(cadence, num_slots, gpus=world.gpus(), living=living)
+    job = Job(schedule, parts.loader.new_pool, world.slot)
+    Journal(world, job).run(parts.settings())
     engine = WindowEngine(
         world,
         cadence,
-        schedule,
+        job,
         parts.gradients,
         parts.buffers,
-        parts.loader.new_pool,
         _Update(optimizer, cadence),
-        Replicas(world.comm, optimizer, parts.buffers),
+        Replicas(world, optimizer, parts.buffers),
+        Snapshot(world, job, optimizer, parts.gradients, parts.buffers, parts.describe()),
     )
     parts.loader.attach(engine, cadence.weight)
     world.engine = world.engine or engine
     _become_distributed(optimizer, engine)
+    if not world.inside:  # a spare's first epochs may be empty; its schedulers need not warn of that
+        optimizer._opt_called = True  # type: ignore[attr-defined]
     return optimizer
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from elche.comm.base import Buffer, Comm, all_gather_bytes
 from elche.errors import ElcheError, MismatchError, RankError
 from elche.training.buffers import Buffers
+from elche.world import World
 
 
 class Described(Protocol):
@@ -32,11 +33,11 @@ class Described(Protocol):
 DescribedT = TypeVar("DescribedT", bound=Described)
 
 
-def agree_on(comm: Comm, make: Callable[[], DescribedT]) -> DescribedT:
+def agree_on(world: World, make: Callable[[], DescribedT]) -> DescribedT:
     """Make the same thing on each rank and compare, before anything depends on it; collective.
 
     Args:
-        comm: the ranks.
+        world: the ranks.
         make: makes this rank's; an `ElcheError` that it raises on one rank ends the others too.
 
     Returns:
@@ -53,9 +54,14 @@ def agree_on(comm: Comm, make: Callable[[], DescribedT]) -> DescribedT:
         mine = {"values": {key: json.dumps(value) for key, value in made.describe().items()}}
     except ElcheError as caught:
         error, mine = caught, {"error": str(caught)}
-    everybody = [json.loads(text) for text in all_gather_bytes(comm, json.dumps(mine).encode())]
+    everybody = world.start_up(lambda comm: all_gather_bytes(comm, json.dumps(mine).encode()))
     if error is not None:
         raise error
+    _compare([json.loads(text) for text in everybody])
+    return made
+
+
+def _compare(everybody: Sequence[Mapping[str, Any]]) -> None:
     failed = [f"rank {rank}: {one['error']}" for rank, one in enumerate(everybody) if "error" in one]
     if failed:
         raise RankError("; ".join(failed))
@@ -64,7 +70,6 @@ def agree_on(comm: Comm, make: Callable[[], DescribedT]) -> DescribedT:
         raise MismatchError(
             "the ranks differ: " + "; ".join(differences[:5]) + _and_more(len(differences) - 5)
         )
-    return made
 
 
 def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], root: int = 0) -> None:
@@ -94,13 +99,17 @@ def broadcast_optimizer_state(comm: Comm, optimizer: torch.optim.Optimizer, root
     payload[: stream.tell()] = np.frombuffer(stream.getvalue(), np.uint8)
     comm.broadcast([payload], root=root)
     if comm.rank != root:
-        groups = optimizer.param_groups
-        optimizer.load_state_dict(
-            torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
-        )
-        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
-            group.update(loaded)
-        optimizer.param_groups = groups  # the script may hold on to one, to set its learning rate
+        state = torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
+        load_optimizer(optimizer, state)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state into the optimizer's own groups: the script may hold on to one, to set its rate."""
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(state)
+    for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+        group.update(loaded)
+    optimizer.param_groups = groups
 
 
 def differing_ranks(comm: Comm, tensors: Sequence[Tensor]) -> list[int]:
@@ -115,20 +124,21 @@ def differing_ranks(comm: Comm, tensors: Sequence[Tensor]) -> list[int]:
 class Replicas:
     """What must be equal on all ranks: parameters, buffers, optimizer state and hyperparameters."""
 
-    def __init__(self, comm: Comm, optimizer: torch.optim.Optimizer, buffers: Buffers) -> None:
-        self._comm, self._optimizer, self._buffers = comm, optimizer, buffers
+    def __init__(self, world: World, optimizer: torch.optim.Optimizer, buffers: Buffers) -> None:
+        self._world, self._optimizer, self._buffers = world, optimizer, buffers
         self._hash, self._hashed = 0, list[Any]()
 
     def send_all(self) -> None:
         """Give every rank all of rank 0's; collective."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        broadcast_tensors(self._comm, [*parameters, *self._buffers.tensors()])
+        broadcast_tensors(self._world.comm, [*parameters, *self._buffers.tensors()])
         self._buffers.mark_synced()
-        broadcast_optimizer_state(self._comm, self._optimizer)
+        broadcast_optimizer_state(self._world.comm, self._optimizer)
 
     def compare(self) -> list[int]:
         """Return the ranks that are not, bit for bit, equal to rank 0, and make them so; collective."""
-        differing = differing_ranks(self._comm, self._state_tensors()) if self._comm.size > 1 else []
+        comm = self._world.comm
+        differing = differing_ranks(comm, self._state_tensors()) if comm.size > 1 else []
         if differing:
             self.send_all()
         return differing
@@ -154,9 +164,9 @@ class Replicas:
         """
         if len(set(hashes)) == 1:
             return
-        if self._comm.rank == 0:
+        if self._world.comm.rank == 0:
             _warn_of_settings(hashes, told, num_updates)
-        texts = all_gather_bytes(self._comm, pickle.dumps(self._settings()))
+        texts = all_gather_bytes(self._world.comm, pickle.dumps(self._settings()))
         right = pickle.loads(texts[told.index(max(told))])
         for group, settings in zip(self._optimizer.param_groups, right, strict=True):
             for name, value in settings.items():

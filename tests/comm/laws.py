@@ -115,6 +115,24 @@ def broadcast_overwrites_with_the_roots(comm: Comm, meet: Meet) -> None:
     comm.broadcast([], root=0)
 
 
+def large_arrays_arrive_whole(comm: Comm, meet: Meet) -> None:
+    count, rank_sum = 700_001, {1: 1, 2: 3, 3: 6, 4: 10}[comm.size]
+    ramp = np.arange(count) % 1009
+    sends = [ramp * (comm.rank + 1.0), (ramp[:5001] * (comm.rank + 1)).astype(np.int32)]
+    recvs = [np.full_like(send, 99) for send in sends]
+    comm.all_reduce(sends, recvs)
+    assert np.array_equal(recvs[0], ramp * float(rank_sum))
+    assert np.array_equal(recvs[1], ramp[:5001] * rank_sum)
+    assert np.array_equal(sends[0], ramp * (comm.rank + 1.0))
+    rows = comm.all_gather(ramp + comm.rank)
+    assert all(np.array_equal(rows[rank], ramp + rank) for rank in range(comm.size))
+    for root in range(comm.size):
+        buffers = [ramp * 2 if comm.rank == root else ramp.copy(), np.array(comm.rank)]
+        comm.broadcast(buffers, root=root)
+        assert np.array_equal(buffers[0], ramp * 2)
+        assert buffers[1] == root
+
+
 def ranks_of_one_host_are_neighbours(comm: Comm, meet: Meet) -> None:
     assert (comm.local_rank, comm.local_size) == (comm.rank, comm.size)
     assert (comm.cross_rank, comm.cross_size) == (0, 1)
@@ -218,6 +236,7 @@ LAWS = {
         all_reduce_takes_many_pairs_of_mixed_dtypes,
         all_reduce_gives_the_same_bits,
         broadcast_overwrites_with_the_roots,
+        large_arrays_arrive_whole,
         ranks_of_one_host_are_neighbours,
         agree_is_true_iff_all_say_so,
         nobody_agrees_before_everybody_has_spoken,
@@ -229,5 +248,6 @@ LAWS = {
 IN_PARTS = (  # also where one call cannot name so many elements
     "all_gather_stacks_in_rank_order",
     "all_reduce_takes_many_pairs_of_mixed_dtypes",
+    "all_reduce_gives_the_same_bits",
     "broadcast_overwrites_with_the_roots",
 )

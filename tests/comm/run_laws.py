@@ -1,4 +1,7 @@
-"""Run under mpirun: every law of laws.py on this rank; one JSON object a law to DIRECTORY/RANK.jsonl."""
+"""Run under mpirun with BACKEND and DIRECTORY: every law of laws.py on this rank.
+
+BACKEND is mpi, or direct under --with-ft ulfm. One JSON object a law to DIRECTORY/RANK.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,52 @@ from pathlib import Path
 
 from laws import IN_PARTS, LAWS
 
-from elche.comm import mpi
+from elche.comm import mpi, mpi_direct, mpi_rendezvous, mpi_wire
+from elche.comm.base import Comm
 
 
-def outcome(law: Callable[..., None], meet: Callable[[], object], max_count: int | None) -> str:
+class Mpi:
+    """Makes communicators by mpi.py."""
+
+    max_count: int | None = None
+
+    def connect(self, name: str) -> Comm:
+        comm = mpi.world(deadline_seconds=10.0)
+        comm._max_count = self.max_count or comm._max_count
+        return comm
+
+    def in_parts(self) -> None:
+        self.max_count = 1000
+
+    def num_under_way(self) -> int:
+        return mpi.sweep_abandoned()
+
+
+class Direct:
+    """Makes communicators by mpi_direct.py."""
+
+    def __init__(self) -> None:
+        self.rendezvous = mpi_rendezvous.rendezvous()
+
+    def connect(self, name: str) -> Comm:
+        everyone = range(self.rendezvous.num_processes)
+        comm = self.rendezvous.connect(everyone, name, deadline_seconds=10.0)
+        comm.deadline_seconds = 10.0
+        return comm
+
+    def in_parts(self) -> None:
+        mpi_wire.LONGEST_BYTES, mpi_direct.SHORT_BYTES, mpi_direct.BLOCK_BYTES = 1000, 0, 4000
+
+    def num_under_way(self) -> int:
+        return self.rendezvous.wire.sweep()
+
+
+def outcome(law: Callable[..., None], name: str, backend: Mpi | Direct, meet: Callable[[], object]) -> str:
     """Return how `law` failed on a communicator of its own, or nothing."""
-    comm = mpi.world(deadline_seconds=10.0)
-    comm._max_count = max_count or comm._max_count
     try:
-        law(comm, meet)
+        law(backend.connect(name), meet)
         until = time.monotonic() + 10.0
-        while mpi.sweep_abandoned():  # the late rank needs our hand
+        while backend.num_under_way():  # the late rank needs our hand
             assert time.monotonic() < until, "abandoned requests do not end"
     except Exception:
         return traceback.format_exc()
@@ -29,13 +67,24 @@ def outcome(law: Callable[..., None], meet: Callable[[], object], max_count: int
 
 
 def main() -> None:
-    round_about = mpi.world(deadline_seconds=20.0)
-    runs = [(name, law, None) for name, law in LAWS.items()]
-    runs += [(f"{name}_in_parts", LAWS[name], 1000) for name in IN_PARTS]
-    with Path(sys.argv[1], f"{round_about.rank}.jsonl").open("w") as lines:
-        for name, law, max_count in runs:
-            error = outcome(law, lambda: round_about.agree(True), max_count)
-            print(json.dumps({"law": name, "rank": round_about.rank, "error": error}), file=lines, flush=True)
+    backend = {"mpi": Mpi, "direct": Direct}[sys.argv[1]]()
+    round_about = backend.connect("round about")
+    round_about.deadline_seconds = 20.0
+
+    def meet() -> None:
+        round_about.agree(True)
+
+    with Path(sys.argv[2], f"{round_about.rank}.jsonl").open("w") as lines:
+
+        def run(name: str, law: Callable[..., None]) -> None:
+            record = {"law": name, "rank": round_about.rank, "error": outcome(law, name, backend, meet)}
+            print(json.dumps(record), file=lines, flush=True)
+
+        for name, law in LAWS.items():
+            run(name, law)
+        backend.in_parts()
+        for name in IN_PARTS:
+            run(f"{name}_in_parts", LAWS[name])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One list of laws on every backend: threads in this process, and MPI at 1 to 4 ranks."""
+"""One list of laws on every backend: threads in this process, and MPI at 1 to 4 ranks, in both its ways."""
 
 from __future__ import annotations
 
@@ -22,18 +22,26 @@ def test_memory(n, law):
     memory.run(n, law, threading.Barrier(n).wait, timeout_seconds=30)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="n{}".format)
+@pytest.fixture(
+    scope="module",
+    params=[*(("mpi", n) for n in (1, 2, 3, 4)), *(("direct", n) for n in (2, 3, 4))],
+    ids=lambda backend_n: "{}-n{}".format(*backend_n),
+)
 def errors_under_mpi(request, mpirun, tmp_path_factory):
-    """{law: {rank: how it failed}}: all laws in one start, which takes longer than they do."""
+    """n, and {law: {rank: how it failed}}: all laws in one start, which takes longer than they do."""
+    backend, n = request.param
+    options = ("--with-ft", "ulfm") if backend == "direct" else ()
+    if options and mpirun(1, "-c", "pass", options=options).returncode != 0:
+        pytest.skip("this mpirun does not know --with-ft ulfm")
     folder = tmp_path_factory.mktemp("laws")
-    ended = mpirun(request.param, HERE / "run_laws.py", folder, timeout=120)
+    ended = mpirun(n, HERE / "run_laws.py", backend, folder, options=options)
     errors = {}
-    for rank in range(request.param):
+    for rank in range(n):
         for line in (folder / f"{rank}.jsonl").read_text().splitlines():
             record = json.loads(line)
             errors.setdefault(record["law"], {})[record["rank"]] = record["error"]
     assert ended.returncode == 0, f"{errors}\n{ended.stdout}\n{ended.stderr}"
-    return request.param, errors
+    return n, errors
 
 
 @pytest.mark.parametrize("law", [*LAWS, *(f"{name}_in_parts" for name in IN_PARTS)])

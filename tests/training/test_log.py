@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 
 import pytest
 import torch
 import training_rig as rig
+
+from elche import events
+from elche.observe.jsonl import EventLog
 
 
 def train(rank):
@@ -55,3 +59,46 @@ def test_values_that_json_has_not_become_null(monkeypatch, tmp_path):
     window = next(event for event in events if event["event"] == "window")
     assert window["lr"] is None
     assert window["loss"] is None
+
+
+def window(number):
+    return events.Window(**{field.name: number for field in dataclasses.fields(events.Window)})
+
+
+def a_run():
+    return events.Run(**{field.name: 0 for field in dataclasses.fields(events.Run)})
+
+
+@pytest.mark.parametrize(("told", "added"), [(1, [1, 2]), (2, [2]), (3, [])])
+def test_a_job_that_goes_on_from_a_snapshot_adds_the_lines_that_the_dead_one_kept(tmp_path, told, added):
+    dead, snapshot = EventLog(str(tmp_path / "log")), [(1, window(1)), (2, window(2))]
+    dead.take_over(0)
+    for number in range(told):
+        dead.write(window(number))
+    dead.close()
+    again = EventLog(str(tmp_path / "log"))
+    again.take_over(0)
+    again.write(a_run())
+    again.resume(snapshot)
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    numbers = [line.get("window", line["event"]) for line in lines]
+    assert numbers == [*range(told), "run", *added]
+
+
+def test_a_writer_that_was_stopped_tells_no_window_again(tmp_path):
+    path = tmp_path / "log"
+    stopped, other = EventLog(str(path)), EventLog(str(path))
+    stopped.take_over(0)
+    for number in (0, 1):
+        for log in (stopped, other):
+            log.confirm()
+            log.keep(number, window(number))
+    other.take_over(0)  # the first writer sleeps, with window 1 in its hands
+    other.confirm()
+    other.keep(2, window(2))
+    other.confirm()
+    stopped.confirm()
+    for log in (stopped, other):
+        log.close()
+    assert [json.loads(line)["window"] for line in path.read_text().splitlines()] == [0, 1, 2]

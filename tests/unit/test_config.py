@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import elche.config
-from elche.config import Cadence, Environment, read_environment
+from elche.config import Cadence
 from elche.errors import ConfigError
 
 # DESIGN's table of defaults, spelled out once more.
@@ -205,55 +205,6 @@ def test_what_is_not_built_yet_is_refused_by_name(name: str, value: Any, built: 
 def test_describe_names_a_function_instead_of_holding_it() -> None:
     assert Cadence(weight=number_of_tokens).describe() == {**DEFAULTS, "weight": "number_of_tokens"}
     assert Cadence(speed_ratio=(1, 2.5)).describe() == {**DEFAULTS, "speed_ratio": (1, 2.5)}
-
-
-def test_an_empty_shell_gives_the_defaults() -> None:
-    assert read_environment({}) == Environment(log=None, backend="auto", stall_seconds=None, under_mpi=False)
-    empty = {"ELCHE_LOG": "", "ELCHE_BACKEND": "", "ELCHE_STALL_SECONDS": "", "PATH": "/bin"}
-    assert read_environment(empty) == Environment()
-
-
-def test_the_shell_is_read() -> None:
-    shell = {"ELCHE_LOG": "run-{rank}.jsonl", "ELCHE_BACKEND": "memory", "ELCHE_STALL_SECONDS": "2.5"}
-    assert read_environment(shell) == Environment(log="run-{rank}.jsonl", backend="memory", stall_seconds=2.5)
-
-
-def test_without_an_argument_it_is_this_process_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ELCHE_LOG", "here.jsonl")
-    assert read_environment().log == "here.jsonl"
-    monkeypatch.setenv("ELCHE_LOGS", "there.jsonl")
-    with pytest.raises(ConfigError, match="ELCHE_LOGS"):
-        read_environment()
-
-
-@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"])
-def test_a_launcher_is_noticed(variable: str) -> None:
-    assert read_environment({variable: "0"}).under_mpi
-
-
-def test_an_unknown_variable_is_refused_and_the_known_are_named() -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_environment({"ELCHE_LOGG": "x"})
-    assert str(caught.value) == (
-        "ELCHE_LOGG is not a setting of elche; known are ELCHE_BACKEND, ELCHE_LOG, ELCHE_STALL_SECONDS"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "bound"),
-    [
-        ("ELCHE_BACKEND", "gloo", "one of auto, mpi, memory"),
-        ("ELCHE_STALL_SECONDS", "0", "a number of seconds above 0"),
-        ("ELCHE_STALL_SECONDS", "-1", "a number of seconds above 0"),
-        ("ELCHE_STALL_SECONDS", "nan", "a number of seconds above 0"),
-        ("ELCHE_STALL_SECONDS", "inf", "a number of seconds above 0"),
-        ("ELCHE_STALL_SECONDS", "ten", "a number of seconds above 0"),
-    ],
-)
-def test_a_wrong_variable_is_named_with_its_bound(name: str, value: str, bound: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_environment({name: value})
-    assert str(caught.value) == f"{name} must be {bound}, got {value!r}"
 
 
 def test_a_configerror_is_a_valueerror() -> None:

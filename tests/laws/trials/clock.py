@@ -43,7 +43,7 @@ def emulated(ms: Sequence[float] | None) -> Iterator[None]:
     time = SimpleNamespace(perf_counter=SteadyTime().perf_counter)
     with (
         patch("elche.training.timing.clock_of", lambda device: EmulatedClock(ms[elche.rank()])),
-        patch("elche.training.window.time", time),
+        patch("elche.training.reduction.time", time),
         patch("elche.training.loader.time", time),
     ):
         yield

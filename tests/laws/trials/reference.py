@@ -24,6 +24,8 @@ class Reference:
 
     def window(self, batches: Batches, lr: float) -> bool:
         """Take the gradient of the window's mean loss and step; return whether there was anything to do."""
+        if not any(batches):  # all who had some were lost
+            return False
         self.optimizer.zero_grad()
         if self.scenario.model == "ConvNet":
             self._gradient_by_batch(batches)

@@ -158,15 +158,15 @@ def watch_commits(record: Record, model: Any, optimizer: Any) -> None:
     engine = optimizer._engine
     commit = engine._commit
 
-    def watched(*args: Any) -> bool:
-        plan = engine.plan
-        updated = commit(*args)
+    def watched() -> None:
+        plan, before = engine.plan, engine.num_updates
+        commit()
+        updated = engine.num_updates > before
         now = snapshot(model, optimizer, updated)
-        hashed = digest(now, engine._schedule.state_dict())
+        hashed = digest(now, engine.job.schedule.state_dict())
         kept = now if elche.rank() == 0 else None
         seen = WindowRecord(plan.epoch, plan.ranges, updated, optimizer.num_updates, hashed, kept)
         record.windows.append(seen)
-        return updated
 
     engine._commit = watched
 

@@ -1,0 +1,93 @@
+"""Three collectives at a window's end: exchange of words, sum of gradients and buffers, agreement."""
+
+from __future__ import annotations
+
+import time
+
+from elche.errors import CommError, UsageError
+from elche.training.buffers import Buffers
+from elche.training.exchange import Exchange, Met, Row
+from elche.training.gradients import Gradients
+from elche.training.replicas import Replicas
+from elche.world import World
+
+
+class Reduction:
+    """Meets the others; nothing that a rank has accumulated is touched before the commit.
+
+    Attributes:
+        reduced: whether the sum of the window under way is here, so that it may count as it is.
+        sync_ms: what the last one took, from when everybody had arrived.
+    """
+
+    reduced: bool
+    sync_ms: float
+
+    def __init__(
+        self,
+        world: World,
+        exchange: Exchange,
+        gradients: Gradients,
+        buffers: Buffers,
+        replicas: Replicas,
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            world: the ranks.
+            exchange: of words.
+            gradients: this rank's.
+            buffers: the model's.
+            replicas: agrees on hyperparameters.
+        """
+        self._world, self._exchange = world, exchange
+        self._gradients, self._buffers, self._replicas = gradients, buffers, replicas
+        self.reduced, self.sync_ms = False, 0.0
+
+    def meet(self, row: Row) -> Met:
+        """Exchange words: every rank's row, which parameters have a gradient, which buffers changed.
+
+        Args:
+            row: this rank's.
+
+        Returns:
+            What all have told.
+
+        Raises:
+            CommError: somebody is lost, or leaves.
+        """
+        self.reduced = False
+        world, present = self._world, self._gradients.present
+        rows, truths = self._exchange.meet(row, [*present, *self.changed_buffers(row.window)])
+        generation = 0 if world.group is None else world.group.view.generation
+        return Met(rows, world.slots, truths[: len(present)], truths[len(present) :], generation)
+
+    def reduce(self, met: Met, num_updates: int) -> None:
+        """Sum over the ranks, out of place, and agree that all have.
+
+        Args:
+            met: what all have told.
+            num_updates: updates so far.
+
+        Raises:
+            CommError: somebody is lost.
+        """
+        begun = time.perf_counter()
+        settings, told = [row.settings for row in met.rows], [row.told for row in met.rows]
+        self._replicas.agree_on_settings(settings, told, num_updates)
+        rank, comm = self._world.rank, self._world.comm
+        sends, sums = self._gradients.to_host()
+        more_sends, more_sums = self._buffers.pack(met.changed, met.moved, rank)
+        sends, sums = [*sends, *more_sends], [*sums, *more_sums]
+        comm.all_reduce(sends, sums)
+        self.reduced = True
+        if not comm.agree(True):
+            raise CommError("the window was not agreed on by all ranks")
+        self.sync_ms = 1e3 * (time.perf_counter() - begun)
+
+    def changed_buffers(self, window: int) -> list[bool]:
+        """Return, by buffer, whether it changed; one that cannot be averaged ends the job for all."""
+        try:
+            return self._buffers.changed()
+        except UsageError as error:
+            self._exchange.fail(error, window)

@@ -1,0 +1,180 @@
+"""One run of a job: mpirun as a child, its guards on the line, and an end in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from elche.mpi_launch.command import Mpi
+from elche.mpi_launch.options import Options
+from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, SignalPipe, ends_with_parent
+from elche.mpi_launch.switchboard import Switchboard
+from elche.mpi_launch.verdict import End, Record
+
+LOOK_SECONDS = 0.5
+DRAIN_SECONDS = 1.0  # what guards sent before mpirun ended is here long before
+STEP_SECONDS = 2.0  # between the ways to end a job, each harder than the one before
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        code: the launcher's exit code.
+        mpirun_code: mpirun's own, or minus the signal that ended it.
+        lines: who was lost, when, why and what it cost.
+        started: whether any rank was.
+        died_whole: whether the job ended though some rank could have gone on.
+    """
+
+    code: int
+    mpirun_code: int
+    lines: list[str]
+    started: bool
+    died_whole: bool
+
+
+class Supervisor:
+    """Starts mpirun, listens, passes on what follows, and ends what does not end by itself."""
+
+    def __init__(
+        self,
+        options: Options,
+        mpi: Mpi,
+        switchboard: Switchboard,
+        signals: SignalPipe,
+        say: Callable[[str], None],
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            options: what was asked for.
+            mpi: what mpirun can do.
+            switchboard: the guards' lines.
+            signals: this process's.
+            say: prints a line for the user.
+        """
+        self._options = options
+        self._mpi = mpi
+        self._switchboard = switchboard
+        self._signals = signals
+        self._say = say
+        self._outlives_losses = mpi is Mpi.ULFM
+        self._record = Record(options.num_ranks, options.num_processes, outlives_losses=self._outlives_losses)
+        self._end: End | None = None
+        self._force_at: float | None = None  # a stop that was asked for is forced then
+        self._over_since: float | None = None
+        self._steps: list[tuple[float, Callable[[], None]]] = []  # ways to end the job that are still left
+        self._is_ending = False
+        self._num_grown = 0
+
+    def run(self, command: Sequence[str], env: Mapping[str, str]) -> Outcome:
+        """Start the job and see it to its end.
+
+        Args:
+            command: mpirun's.
+            env: its environment.
+
+        Returns:
+            How it ended; nothing of it is left then on this machine.
+        """
+        end_with_us = ends_with_parent(os.getpid(), signal.SIGTERM)
+        self._mpirun = subprocess.Popen(command, env=env, preexec_fn=end_with_us)  # noqa: PLW1509 - no threads
+        while self._mpirun.poll() is None:
+            self._turn(LOOK_SECONDS)
+            self._judge(time.monotonic())
+        self._hear_out()
+        for process in self._record.started & self._record.living:  # guards that mpirun did not outlive
+            self._record.note(process, {"event": "vanished"})
+        self._switchboard.tell_all({"kill": True})
+        self._hear_out()
+        return self._outcome(self._mpirun.returncode)
+
+    def _hear_out(self) -> None:
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._switchboard.num_guards and time.monotonic() < until:
+            self._turn(0.05)
+
+    def _turn(self, seconds: float) -> None:
+        """Take in what is told within so many seconds, and the signals."""
+        for sender, message in self._switchboard.listen(seconds):
+            for process, order in self._record.note(sender, message):
+                self._switchboard.tell(process, order)
+            if message.get("event") == "started" and self._end is not None:
+                self._switchboard.tell(sender, {"stop": True, "exit_code": self._end.value})
+        for number in self._signals.read():
+            self._take_signal(number)
+
+    def _take_signal(self, number: int) -> None:
+        if number in (GROW_ONE, GROW_QUEUED):
+            self._grow()
+        elif number == signal.SIGINT and self._end is not None:
+            self._end_job("interrupted again")
+        elif number in (signal.SIGINT, signal.SIGTERM) and self._end is None:
+            end = End[signal.Signals(number).name]
+            self._stop(end, end.name)
+            if not self._mpi.has_guards:
+                self._mpirun.send_signal(number)
+
+    def _stop(self, end: End, why: str) -> None:
+        """Let all ranks stop, with a checkpoint where one is wanted; those that do not are killed later."""
+        self._end = end
+        self._say(f"{why}: all ranks stop after the same window")
+        self._record.excuse()
+        self._force_at = time.monotonic() + self._options.kill_seconds
+        self._switchboard.tell_all({"stop": True, "exit_code": end.value})
+
+    def _grow(self) -> None:
+        ranks = self._options.num_ranks + self._num_grown + 1
+        if ranks > (self._options.max_ranks or 0):
+            self._say(f"cannot grow to {ranks} ranks: --max-np is {self._options.max_ranks}")
+            return
+        self._num_grown += 1
+        self._say(f"growing to {ranks} ranks")
+        self._switchboard.tell_all({"grow": 1, "ranks": ranks})
+
+    def _judge(self, now: float) -> None:
+        """End the job where nothing is left to wait for, or too much is lost; go on with an end."""
+        most, failures = self._options.most_losses, self._record.num_failures
+        if most is not None and failures > most and self._end is None:
+            why = f"{failures} of {self._options.num_ranks} ranks lost, --max-failures allows {most}"
+            self._stop(End.TOO_MANY_FAILURES, why)
+        self._over_since = (self._over_since or now) if self._record.is_over else None
+        if self._over_since is not None and now - self._over_since > self._options.grace_seconds:
+            self._end_job(f"{self._options.grace_seconds:g} s after the end")
+        if self._force_at is not None and now > self._force_at:
+            self._end_job(f"{self._options.kill_seconds:g} s after the ranks were asked to stop")
+        while self._steps and now >= self._steps[0][0]:
+            self._steps.pop(0)[1]()
+
+    def _end_job(self, why: str) -> None:
+        """Kill the ranks through their guards, then end mpirun, then kill it; once."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        left = ", ".join(map(str, sorted(self._record.living))) if self._mpi.has_guards else ""
+        self._say(f"{why}: killing {f'processes {left}' if left else 'mpirun'}")
+        self._record.excuse()
+        ways = [lambda: self._switchboard.tell_all({"kill": True}), self._mpirun.terminate, self._kill_mpirun]
+        now = time.monotonic()
+        for index, way in enumerate(ways if left else ways[1:]):
+            self._steps.append((now + index * STEP_SECONDS, way))
+
+    def _kill_mpirun(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._mpirun.pid, signal.SIGKILL)
+
+    def _outcome(self, mpirun_code: int) -> Outcome:
+        record = self._record
+        code = record.exit_code(self._end, self._options.strict)
+        knows = bool(record.started) and self._outlives_losses  # else any loss has ended the job
+        if self._end is None and not (knows or self._is_ending or record.has_stopped):
+            code = int(mpirun_code != 0)
+        started = bool(record.started) or not self._mpi.has_guards or mpirun_code == 0
+        return Outcome(code, mpirun_code, record.lines(), started, self._end is None and record.died_whole)

