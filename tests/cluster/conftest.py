@@ -1,0 +1,45 @@
+"""Lets these tests `import cluster_rig`, and ends what they have started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from cluster_rig import Job
+
+from elche.errors import ConfigError
+from elche.mpi_launch.command import Mpi, ask_mpi, find_mpirun
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """`launch(*options, env=..., **told)`: a job of run_train.py; what is left of it at the end is killed."""
+    try:
+        mpi = ask_mpi(find_mpirun(None))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    if mpi is not Mpi.ULFM:
+        pytest.skip(f"mpirun is {mpi.value}: a lost rank ends the job")
+    jobs: list[Job] = []
+
+    def begin(
+        *options: str,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        script: tuple[str, ...] | None = None,
+        **told: Any,
+    ) -> Job:
+        folder = tmp_path / f"job{len(jobs)}"
+        folder.mkdir()
+        more = {} if script is None else {"script": script}
+        jobs.append(Job(folder, options, {"epochs": 3, **told}, env=env, prefix=prefix, **more))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.kill()
