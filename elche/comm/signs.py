@@ -6,7 +6,7 @@ import warnings
 
 from elche.comm.base import DEADLINE_SECONDS
 from elche.comm.pulse import ENTERING_SECONDS, Pulse
-from elche.policy.membership import View, silence_limit
+from elche.policy.membership import FLOOR_SECONDS, View, silence_limit
 
 # In a first batch or an evaluation, which may be long, a process beats, and one that is stopped does not; nor
 # does one whose foreign code holds Python's lock, but not for so long.
@@ -26,13 +26,20 @@ class Signs:
             stall_seconds: the silence deadline; None: it follows the measured batches.
         """
         self._pulse, self._process, self._stall_seconds = pulse, process, stall_seconds
-        self._quiet_limit = QUIET_SECONDS if stall_seconds is None else max(QUIET_SECONDS / 2, stall_seconds)
+        self._quiet_limit = QUIET_SECONDS if stall_seconds is None else max(FLOOR_SECONDS, stall_seconds)
         self._warned: set[tuple[int, str]] = set()
         self.at_rest("starting")
 
-    def at_batch(self, window: int, recent_seconds: float | None) -> None:
-        """Note that a batch is being loaded or computed; the longest of the last ones took so long."""
-        self._pulse.at(f"in a batch of window {window}", self._limit(recent_seconds))
+    def at_batch(self, window: int, recent_seconds: float | None, *, first: bool) -> None:
+        """Note that a batch is being loaded or computed.
+
+        Args:
+            window: whose it is.
+            recent_seconds: how long the longest of the last ones took; None: not known.
+            first: whether it is the epoch's first here, for which workers may have to start.
+        """
+        limit = self._limit(recent_seconds)
+        self._pulse.at(f"in a batch of window {window}", max(limit, QUIET_SECONDS) if first else limit)
 
     def at_rest(self, doing: str = "outside of its batches") -> None:
         """Note that the script does something of its own, which may be long: it is no silence."""
@@ -58,7 +65,8 @@ class Signs:
             if told is None:
                 continue
             beat, quiet = told
-            for seconds, limit in ((beat.age + quiet, beat.limit), (quiet, self._quiet_limit)):
+            quiet_limit = self._quiet_limit if beat.batches else QUIET_SECONDS  # it imports, or compiles
+            for seconds, limit in ((beat.age + quiet, beat.limit), (quiet, quiet_limit)):
                 if seconds > limit:
                     silent.add(process)
                 elif seconds > max(limit / 2, SOON_SECONDS):

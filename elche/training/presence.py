@@ -32,7 +32,7 @@ class Presence:
         if plan is None:
             self._group.signs.at_rest()
         else:
-            self._group.signs.at_batch(plan.index, None if first else self._longest())
+            self._group.signs.at_batch(plan.index, self._longest(), first=first)
         self._world.guard_beat(plan is not None)
 
     def after_batch(self) -> None:

@@ -158,3 +158,20 @@ def test_a_rank_that_hangs_for_ever_is_killed_by_its_guard(launch):
         "finished, with losses; exit code 0",
     ]
     job.assert_lawful()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["SIGKILL", "exception", "exit5", "_exit3", "SIGTERM", "SIGSTOP", "loop"])
+def test_twenty_runs_in_a_row(launch, kind):
+    """Nothing has to be killed at the end, mpirun neither, but what hangs on purpose."""
+    hangs = kind in ("SIGSTOP", "loop")
+    for run in range(20):
+        who = run % 4
+        job = launch("-np", "4", "--stall-seconds", "1", "--grace-seconds", "3", faults=[[who, 10, kind]])
+        assert job.end() == 0, job.story()
+        job.assert_fired()
+        assert [line for line in job.said if "killing" in line] == (
+            [f"3 s after the end: killing processes {who}"] if hangs else []
+        )
+        job.assert_lawful()
+        assert len(job.log("lost")) == 1

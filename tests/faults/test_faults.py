@@ -110,7 +110,10 @@ def test_the_first_window_the_last_of_an_epoch_and_between_epochs(train):
 @pytest.mark.parametrize("sent", [pytest.param(0, marks=pytest.mark.soak), 1, "all"])
 def test_during_exchange_all_reduce_and_agreement(train, sent):
     """All: it is gone after all its messages are under way, so that the others may have all they need."""
-    number = {"all": lambda others: others}.get(sent, lambda others: sent)
+
+    def number(others):
+        return others if sent == "all" else sent
+
     job, _ = train(
         5,
         {**MLP, "epochs": 3},
@@ -247,10 +250,8 @@ def test_memory_stays_flat_over_twenty_losses_and_returns(train):
 
 
 SINGLE = {
-    **{
-        kind: (kind, "batch") for kind in ("kill", "segv", "exit_0", "raise", "raise_in_thread", "sys_exit_5")
-    },
-    **{kind: (kind, "batch") for kind in ("term", "leave_loop", "slow")},
+    **{kind: (kind, "batch") for kind in ("kill", "segv", "exit_0", "raise", "raise_in_thread")},
+    **{kind: (kind, "batch") for kind in ("sys_exit_5", "term", "leave_loop", "slow")},
     **{kind: (kind, "middle") for kind in ("stop", "loop")},
     "stuck loader": ("block", "load"),
     **{at: ("kill", at) for at in ("start", "exchange", "all_reduce", "agree", "commit", "committed")},

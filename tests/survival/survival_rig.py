@@ -162,6 +162,10 @@ class Process:
         self.world.group.signs.at_rest()
         until(condition)
 
+    def has_fired(self, fault: Fault) -> bool:
+        """Whether this fault has struck."""
+        return fault in self._fired
+
     def hears(self, *processes: int) -> bool:
         """Whether these knock."""
         knocks = self.world.group.pulse.knocks(self.engine.job.epoch)

@@ -33,7 +33,13 @@ FIRST_PLACES = [(point, processes[0]) for point, processes in STRUCK.items()]
 
 def strike(kind, point, process, epochs):
     fault = Fault(process, 1 if process != 3 else -1, point, kind)
-    trial = rig.run(4, scripts.training(epochs), faults=[LOSS, fault], spares=1)
+
+    def before_batch(process):
+        if process.number == 0 and process.has_fired(LOSS) and process.world.size == 2:
+            process.rest_until(lambda: process.hears(3) or process.has_fired(fault))
+
+    script = scripts.training(epochs, before_batch=before_batch)
+    trial = rig.run(4, script, faults=[LOSS, fault], spares=1)
     laws.check(trial, epochs)
     assert trial.members()
     assert {LOSS, fault} == set(trial.fired)
