@@ -82,10 +82,10 @@ def test_reset_limit(launch):
     ("fault0", "fault1"),
     [
         (None, "SIGKILL"),
-        ("SIGKILL", "SIGKILL"),
+        pytest.param("SIGKILL", "SIGKILL", marks=pytest.mark.soak),
         ("slow_sending", "fail_sending"),
-        ("fail_sending", "SIGKILL"),
-        ("slow_reducing", "fail_sending"),
+        pytest.param("fail_sending", "SIGKILL", marks=pytest.mark.soak),
+        pytest.param("slow_reducing", "fail_sending", marks=pytest.mark.soak),
         ("fail_reducing", "fail_reducing"),
         (None, "cancel"),
     ],

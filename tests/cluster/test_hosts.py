@@ -75,7 +75,7 @@ def test_a_remote_daemon_killed(on_hosts):
     assert net.memory("eh1") == net.memory("eh2") == []
 
 
-@pytest.mark.parametrize("num_hosts", [2, 3])
+@pytest.mark.parametrize("num_hosts", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_host_without_power(on_hosts, num_hosts):
     job, net = on_hosts(num_hosts)
     net.shut_down(net.names[-1])
