@@ -157,6 +157,7 @@ class Guard:
         if self._set_aside and self._in_batch and hangs:
             _say(f"rank {self._process} was set aside and has hung for {self._kill_seconds:g} s: killed")
             self._kill()
+            self._set_aside = False  # a dead process may take a while to be reaped
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

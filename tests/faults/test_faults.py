@@ -155,13 +155,14 @@ def test_before_the_first_window_and_in_a_checkpoint(train):
 
 
 def test_silent_ranks_come_back(train):
+    """One in each of four epochs, of 50 windows: together, three of four would be too many to go on without."""
     job, _ = train(
         4,
         {**NORM, **LONG},
         Fault(process=1, kind="stop", at="middle", window=3),
-        Fault(process=3, kind="loop", at="middle", window=12),
-        Fault(process=0, kind="stop", at="middle", window=24),
-        Fault(process=2, kind="block", window=36, at="load"),
+        Fault(process=3, kind="loop", at="middle", window=60),
+        Fault(process=0, kind="stop", at="middle", window=110),
+        Fault(process=2, kind="block", window=160, at="load"),
         stall=1,
         stop={"lost": 4, "joined": 4},
     )
