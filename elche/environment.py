@@ -55,10 +55,6 @@ class Environment:
     under_mpi: bool = False
     under_torchrun: bool = False
 
-    def most_failures(self, num_ranks: int) -> int | None:
-        """Return how many of so many ranks may be lost in all; None: there is no limit."""
-        return _most_failures(self.max_failures, num_ranks)
-
 
 KNOWN = (
     "ELCHE_BACKEND",
@@ -129,7 +125,8 @@ def parse_environment(environ: Mapping[str, str]) -> Environment:
     )
 
 
-def _most_failures(text: str | None, num_ranks: int) -> int | None:
+def most_failures(text: str | None, num_ranks: int) -> int | None:
+    """Return how many of `num_ranks` may be lost by "3" or "25%"; None: any number."""
     if text is None:
         return None
     return num_ranks * int(text[:-1]) // 100 if text.endswith("%") else int(text)

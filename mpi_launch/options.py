@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elche.environment import Environment, require_failures
+from elche.environment import Environment, most_failures, require_failures
 from elche.errors import require
 from elche.mpi_launch.arguments import Parser, number, positive, seconds, split
 from elche.mpi_launch.hosts import Host, is_local, parse_hosts, read_hostfile
@@ -87,10 +87,7 @@ class Options:
     @property
     def most_losses(self) -> int | None:
         """How many losses the job may have; None: any number."""
-        if self.max_failures is None:
-            return None
-        most = int(self.max_failures.removesuffix("%"))
-        return most * self.num_ranks // 100 if self.max_failures.endswith("%") else most
+        return most_failures(self.max_failures, self.num_ranks)
 
     @property
     def remote_hosts(self) -> tuple[Host, ...]:

@@ -160,6 +160,25 @@ def all_gather_bytes(comm: Comm, payload: bytes, *, deadline_seconds: float | No
     return [rows[rank, :size].tobytes() for rank, size in enumerate(sizes)]
 
 
+def broadcast_bytes(comm: Comm, payload: bytes, *, root: int) -> bytes:
+    """Return the `payload` of rank `root`, of any length; the others' counts for nothing.
+
+    Args:
+        comm: the ranks.
+        payload: what to send, on `root`.
+        root: whose it is.
+
+    Returns:
+        The same bytes on every rank.
+    """
+    is_root = comm.rank == root
+    size = np.array([len(payload) if is_root else 0], np.int64)
+    comm.broadcast([size], root=root)
+    data = np.frombuffer(bytearray(payload), np.uint8) if is_root else np.empty(int(size[0]), np.uint8)
+    comm.broadcast([data], root=root)
+    return payload if is_root else data.tobytes()
+
+
 def tell_leaving(comm: Comm) -> None:
     """Come to the others' next `all_gather_bytes`, if there is one, and say that this rank leaves."""
     comm.all_gather(np.array([-1], np.int64))

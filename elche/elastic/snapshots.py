@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from elche.comm.base import Comm
+from elche.comm.base import Comm, broadcast_bytes
 from elche.config import Environment
 from elche.elastic import checkpoint as checkpoints
 
@@ -92,12 +92,6 @@ class Snapshots:
         root = int(held_r.argmax())
         if held_r[root] <= windows:
             return None
-        data = np.empty(0, np.uint8)
-        if path is not None and comm.rank == root:
-            data = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
-        size = np.array([data.size], np.int64)
-        comm.broadcast([size], root=root)
-        if comm.rank != root:
-            data = np.empty(int(size[0]), np.uint8)
-        comm.broadcast([data], root=root)
-        return checkpoints.unpack(data.tobytes(), f"the snapshot of rank {root}'s host")
+        data = path.read_bytes() if path is not None and comm.rank == root else b""
+        data = broadcast_bytes(comm, data, root=root)
+        return checkpoints.unpack(data, f"the snapshot of rank {root}'s host")

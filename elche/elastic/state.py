@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from elche.config import read_environment
 from elche.elastic import checkpoint as checkpoints
-from elche.elastic.trainer import Carried, Trainer
+from elche.elastic.trainer import FORMAT, Carried, Trainer
 from elche.elastic.values import Untrained, Values, require_same_names
 from elche.errors import ConfigError, UsageError
 
-FORMAT = 1  # of what a Trainer captures
 VALUES = "state.values"  # nothing else of a TorchState can be called so
 
 

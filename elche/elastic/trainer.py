@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+FORMAT = 1  # of what a Trainer captures
+
 
 class Carried(Protocol):
     """Something whose state travels to newcomers and into checkpoints."""

@@ -83,12 +83,12 @@ def merged(ranges: Sequence[Range], num_samples: int) -> list[Range]:
     return joined(ordered)
 
 
-def joined(ordered: Sequence[Range]) -> list[Range]:
-    """Join sorted ranges that touch."""
-    ranges: list[Range] = []
-    for start, stop in ordered:
-        if ranges and ranges[-1][1] == start:
-            ranges[-1] = (ranges[-1][0], stop)
+def joined(ranges: Sequence[Range]) -> list[Range]:
+    """Join each range to the one before where it goes on from it; their order stays."""
+    runs: list[Range] = []
+    for start, stop in ranges:
+        if runs and runs[-1][1] == start:
+            runs[-1] = (runs[-1][0], stop)
         else:
-            ranges.append((start, stop))
-    return ranges
+            runs.append((start, stop))
+    return runs

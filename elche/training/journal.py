@@ -11,6 +11,7 @@ from elche import events
 from elche.comm.view_chain import Lost
 from elche.policy.dispatch import Range
 from elche.policy.guards import Verdict
+from elche.policy.pieces import joined
 from elche.policy.weights import total_mass
 from elche.training.exchange import Row
 from elche.training.job import Job
@@ -94,7 +95,7 @@ class Journal:
             batches=[report.steps for report in measured],
             samples=[report.samples for report in measured],
             skipped=[row.skipped for row in rows],
-            ranges=[[slot, *run] for slot, batches in enumerate(plan.ranges) for run in _runs(batches)],
+            ranges=[[slot, *run] for slot, batches in enumerate(plan.ranges) for run in joined(batches)],
             weight_total=total_mass(row.weight for row in rows),
             loss=_mean_loss(rows),
             anchor=schedule.controller.anchor,
@@ -148,7 +149,7 @@ class Journal:
                 cause=cause,
                 detect_ms=lost.detect_ms,
                 heal_ms=heal_ms,
-                returned=[list(run) for run in _runs(returned)],
+                returned=[list(run) for run in joined(returned)],
             )
         )
         self._tell_launcher(
@@ -196,17 +197,6 @@ def _mean_loss(rows: Sequence[Row]) -> float | None:
     """Mean over the samples whose loss was told and finite."""
     samples = sum(row.measured.loss_samples for row in rows)
     return sum(row.measured.loss_sum for row in rows) / samples if samples else None
-
-
-def _runs(batches: Sequence[Range]) -> list[Range]:
-    """Batches that follow each other become one range; their order stays."""
-    runs: list[Range] = []
-    for start, stop in batches:
-        if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], stop)
-        else:
-            runs.append((start, stop))
-    return runs
 
 
 def _version(package: str) -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elche.comm.base import Buffer, Comm, all_gather_bytes
+from elche.comm.base import Buffer, Comm, all_gather_bytes, broadcast_bytes
 from elche.errors import ElcheError, MismatchError, RankError
 from elche.training.buffers import Buffers
 from elche.world import World
@@ -93,13 +93,9 @@ def broadcast_optimizer_state(comm: Comm, optimizer: torch.optim.Optimizer, root
     stream = io.BytesIO()
     if comm.rank == root:
         torch.save(optimizer.state_dict(), stream)
-    size = np.array([stream.tell()], np.int64)
-    comm.broadcast([size], root=root)
-    payload = np.zeros(int(size[0]), np.uint8)
-    payload[: stream.tell()] = np.frombuffer(stream.getvalue(), np.uint8)
-    comm.broadcast([payload], root=root)
+    payload = broadcast_bytes(comm, stream.getvalue(), root=root)
     if comm.rank != root:
-        state = torch.load(io.BytesIO(payload.tobytes()), weights_only=False, map_location="cpu")
+        state = torch.load(io.BytesIO(payload), weights_only=False, map_location="cpu")
         load_optimizer(optimizer, state)
 
 

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 
 from elche.elastic.digest import digest
-from elche.elastic.trainer import Carried
+from elche.elastic.trainer import FORMAT, Carried
 from elche.errors import MismatchError
 from elche.training.buffers import Buffers
 from elche.training.gradients import Gradients
 from elche.training.job import Job
 from elche.training.replicas import load_optimizer
 from elche.world import World
-
-FORMAT = 1
 
 
 class Snapshot:
@@ -104,7 +102,7 @@ class Snapshot:
     def _require_same(self, state: Mapping[str, Any]) -> None:
         theirs = {**state["description"], "objects of TorchState": sorted(state["extras"])}
         mine = {**self._description, "objects of TorchState": sorted(self.extras)}
-        keys = [key for key in {**theirs, **mine} if _plain(theirs.get(key)) != _plain(mine.get(key))]
+        keys = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
         if keys:
             named = "; ".join(
                 f"{key} is {theirs.get(key, 'absent')} there and {mine.get(key, 'absent')} here"
@@ -122,11 +120,6 @@ class Snapshot:
         load_optimizer(self._optimizer, state["optimizer"])
         for name, carried in self.extras.items():
             carried.load_state_dict(state["extras"][name])
-
-
-def _plain(value: Any) -> Any:
-    """A description that has travelled as it was: tuples are lists."""
-    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _random_states() -> dict[str, Any]:

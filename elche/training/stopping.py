@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from elche.environment import most_failures
 from elche.policy import wishes
 from elche.training.exchange import Row
 from elche.training.job import Job
@@ -41,6 +42,7 @@ class Stopping:
         self._announced = False
         self._alone_since: float | None = None
         self._wanted = 0
+        self._most_failures = most_failures(world.environment.max_failures, job.first_ranks)
 
     def request(self, reason: str, exit_code: int) -> None:
         """Ask all ranks to stop after the same window."""
@@ -97,11 +99,12 @@ class Stopping:
 
     def _find_reason(self) -> None:
         environment, job, ending = self._world.environment, self._job, self._world.ending
+        most = self._most_failures
         if self._world.size >= environment.min_ranks:
             self._alone_since = None
         if ending is not None and ending.asked == signal.SIGINT:
             self.request("interrupted", 130)
-        elif (most := environment.most_failures(job.first_ranks)) is not None and job.num_losses > most:
+        elif most is not None and job.num_losses > most:
             self.request(f"{job.num_losses} ranks were lost, {most} may be", 1)
         elif self._world.size < environment.min_ranks and not self._may_be_helped():
             self.request(f"{self._world.size} ranks are left, at least {environment.min_ranks} shall be", 4)

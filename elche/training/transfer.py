@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elche.comm.base import Comm
+from elche.comm.base import Comm, broadcast_bytes
 from elche.comm.group import Group
 from elche.elastic.checkpoint import pack, unpack
 from elche.errors import CommError, MismatchError
@@ -30,10 +30,9 @@ class Transfer:
         """
         equal = True
         if self._group.process == _root(view):
-            state = np.frombuffer(bytearray(pack(self._snapshot.capture())), np.uint8)
+            state = pack(self._snapshot.capture())
             comm = self._connect(view)
-            comm.broadcast([np.array([state.size], np.int64)], root=0)
-            comm.broadcast([state], root=0)
+            broadcast_bytes(comm, state, root=0)
             equal = self._is_same(comm)
         if not self._world.comm.agree(equal):
             raise CommError(f"processes {list(view.entered)} differ from the others after the transfer")
@@ -49,12 +48,9 @@ class Transfer:
             MismatchError: this rank has another model, data or settings.
         """
         comm = self._connect(view)
-        size = np.zeros(1, np.int64)
-        comm.broadcast([size], root=0)
-        state = np.empty(int(size[0]), np.uint8)
-        comm.broadcast([state], root=0)
+        state = broadcast_bytes(comm, b"", root=0)
         try:
-            self._snapshot.enter(unpack(state.tobytes(), "the state of those that train"), self._group.slot)
+            self._snapshot.enter(unpack(state, "the state of those that train"), self._group.slot)
         except MismatchError:
             comm.revoke()
             raise

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from elche.comm.base import Comm, all_gather_bytes
+from elche.comm.base import Comm, all_gather_bytes, broadcast_bytes
 from elche.errors import CommError, ConfigError, DeadlineError
 
 SIZES = (0, 1, 3, 17, 1023, 1024, 5001)
@@ -55,6 +55,13 @@ def all_gather_bytes_takes_uneven_and_empty(comm: Comm, meet: Meet) -> None:
     payloads = all_gather_bytes(comm, bytes([comm.rank]) * lengths[comm.rank])
     assert payloads == [bytes([rank]) * lengths[rank] for rank in range(comm.size)]
     assert all_gather_bytes(comm, b"") == [b""] * comm.size
+
+
+def broadcast_bytes_takes_any_length_from_any_root(comm: Comm, meet: Meet) -> None:
+    for root in range(comm.size):
+        for length in (0, 1, 5001):
+            mine = bytes([7 + root]) * length if comm.rank == root else b"not this"
+            assert broadcast_bytes(comm, mine, root=root) == bytes([7 + root]) * length
 
 
 def all_reduce_sums_exactly_out_of_place(comm: Comm, meet: Meet) -> None:
@@ -232,6 +239,7 @@ LAWS = {
         all_gather_keeps_shape_and_dtype,
         all_gather_result_is_ones_own,
         all_gather_bytes_takes_uneven_and_empty,
+        broadcast_bytes_takes_any_length_from_any_root,
         all_reduce_sums_exactly_out_of_place,
         all_reduce_takes_many_pairs_of_mixed_dtypes,
         all_reduce_gives_the_same_bits,

@@ -155,7 +155,7 @@ def test_before_the_first_window_and_in_a_checkpoint(train):
 
 
 def test_silent_ranks_come_back(train):
-    """One in each of four epochs, of 50 windows: together, three of four would be too many to go on without."""
+    """One in each of four epochs of 50 windows: three of four at once would be too many to go on without."""
     job, _ = train(
         4,
         {**NORM, **LONG},
