@@ -14,11 +14,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from elche.comm.base import Comm
+from elche.comm.base import Comm, flush_output
 from elche.comm.group import Group
 from elche.errors import RankError
 
@@ -115,9 +114,7 @@ class Ending:
 
     def _go(self, exit_code: int) -> NoReturn:
         """End this process so that those who go on take notice, and at once."""
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
+        flush_output()
         assert self._group is not None
         if exit_code != 0 and not self._guarded:
             if self._group.fails_last():  # mpirun would end with 0

@@ -137,7 +137,9 @@ def _thread_world_of(comm: Comm | Rendezvous, environment: Environment) -> World
 def _make_world(comm: Comm, backend: str, environment: Environment) -> World:
     """Return the world of ranks that live and end together."""
     comm.deadline_seconds = environment.stall_seconds or DEADLINE_SECONDS
-    return _described(World(comm, _device(comm.local_rank), backend, _log(environment), [], environment))
+    return _described(
+        World(comm, _device(comm.local_rank), backend, EventLog(environment.log), [], environment)
+    )
 
 
 def _elastic_world(rendezvous: Rendezvous, backend: str, environment: Environment) -> World:
@@ -154,7 +156,8 @@ def _elastic_world(rendezvous: Rendezvous, backend: str, environment: Environmen
     comm: Comm = memory.single()
     if group.inside:
         comm = group.start_up(lambda comm: comm)
-    world = World(comm, _device(comm.local_rank), backend, _log(environment), [], environment, group)
+    log = EventLog(environment.log)
+    world = World(comm, _device(comm.local_rank), backend, log, [], environment, group)
     group.on_connect = lambda comm: setattr(world, "comm", comm)
     return _described(world)
 
@@ -171,10 +174,6 @@ def _described(world: World) -> World:
     world.started = time.perf_counter()
     world.log.take_over(world.rank)
     return world
-
-
-def _log(environment: Environment) -> EventLog:
-    return EventLog(environment.log)
 
 
 def _describe(device: torch.device, rank: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from elche.mpi_launch.command import (
 )
 from elche.mpi_launch.grow import grow
 from elche.mpi_launch.hosts import Host, addresses_towards, answering
+from elche.mpi_launch.messages import say
 from elche.mpi_launch.options import Options, parse_options
 from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, SignalPipe
 from elche.mpi_launch.supervise import Outcome, Supervisor
@@ -148,11 +149,6 @@ def conclude(code: int, *, quiet: bool = False) -> int:
     if code != 0 or not quiet:
         say(f"{VERDICTS.get(code, 'ended')}; exit code {code}")
     return code
-
-
-def say(text: str) -> None:
-    """Print a line of the launcher's own."""
-    print(f"elche-run: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

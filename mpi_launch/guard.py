@@ -23,7 +23,7 @@ from contextlib import suppress
 from elche.config import read_environment, variables
 from elche.errors import ConfigError
 from elche.mpi_launch.arguments import Parser, split
-from elche.mpi_launch.messages import Channel, LauncherAddress, Message, inheritable_text, parse_launcher
+from elche.mpi_launch.messages import Channel, LauncherAddress, Message, inheritable_text, parse_launcher, say
 from elche.mpi_launch.signals import SignalPipe, ends_with_parent
 from elche.mpi_launch.switchboard import keep_alive
 
@@ -97,7 +97,7 @@ class Guard:
                 return
         if time.monotonic() - self._started > CALL_SECONDS:
             self._launcher_at = None
-            _say(f"the guard of process {self._process} cannot reach elche-run, and goes on without it")
+            say(f"the guard of process {self._process} cannot reach elche-run, and goes on without it")
 
     def _carry_up(self) -> None:
         was_open = self._line.is_open
@@ -155,7 +155,7 @@ class Guard:
     def _kill_if_hung(self) -> None:
         hangs = time.monotonic() - self._last_word > self._kill_seconds
         if self._set_aside and self._in_batch and hangs:
-            _say(f"rank {self._process} was set aside and has hung for {self._kill_seconds:g} s: killed")
+            say(f"rank {self._process} was set aside and has hung for {self._kill_seconds:g} s: killed")
             self._kill()
             self._set_aside = False  # a dead process may take a while to be reaped
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
         launcher_at = read_environment().guard
         launcher = None if launcher_at is None else parse_launcher(launcher_at)
     except ConfigError as error:
-        _say(str(error))
+        say(str(error))
         return 2
     shell = variables()
     process, size = (
@@ -213,10 +213,6 @@ def _start(command: Sequence[str]) -> tuple[Channel, subprocess.Popen[bytes]]:
             preexec_fn=ends_with_parent(os.getpid()),  # noqa: PLW1509 - there are no threads here
         )
     return Channel(ours), child
-
-
-def _say(text: str) -> None:
-    print(f"elche-run: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import json
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ from elche.errors import ConfigError
 Message = dict[str, Any]
 PATIENCE_SECONDS = 0.02  # how long a message may wait for a full socket; it is then kept for the next time
 MOST_KEPT_BYTES = 1 << 20  # beyond, messages to a peer that does not read are dropped
+
+
+def say(text: str) -> None:
+    """Print a line of the launcher's own, or a guard's, for the user."""
+    print(f"elche-run: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""How tests start ranks."""
+"""How tests start ranks, and what they need for it; lets all of them `import waiting`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from elche.errors import ConfigError
+from elche.mpi_launch.command import Mpi, ask_mpi, find_mpirun
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -35,6 +41,26 @@ def run_to_end(
             out, err = process.communicate()
             pytest.fail(f"{' '.join(command)} ran for more than {timeout} s\n{out}\n{err}", pytrace=False)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Ranks that are threads of one process, each with a pool of its own, would only fight for the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ulfm() -> None:
+    """Skips where there is no Open MPI with ULFM."""
+    try:
+        mpi = ask_mpi(find_mpirun(None))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    if mpi is not Mpi.ULFM:
+        pytest.skip(f"mpirun is {mpi.value}: a lost rank ends the job")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -182,6 +184,13 @@ def broadcast_bytes(comm: Comm, payload: bytes, *, root: int) -> bytes:
 def tell_leaving(comm: Comm) -> None:
     """Come to the others' next `all_gather_bytes`, if there is one, and say that this rank leaves."""
     comm.all_gather(np.array([-1], np.int64))
+
+
+def flush_output() -> None:
+    """Show what was printed, before an end that does not; a daemon's streams may be closed or missing."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def require_seconds(seconds: float) -> float:

@@ -62,6 +62,6 @@ def knock(group: Group, rendezvous: Rendezvous, kind: Kind, slot: int, epoch: in
             pulse.tell_all(["knock", kind, slot, epoch, group.view.generation])
         pulse.listen()
         here = pulse.take_here()
-        if here is not None and here[1] > epoch:
-            return Entry(epoch=here[1])
+        if here is not None and here > epoch:
+            return Entry(epoch=here)
         time.sleep(NAP_SECONDS)

@@ -210,8 +210,7 @@ class Group(ViewChain):
         if self.comm is not None:
             self.comm.revoke()
         self._declined = self.view.generation
-        answer = Answer(self.process, 0, False, 0, entered=False)
-        self.pulse.tell_all(["answer", self.view.generation, *answer[1:]])
+        self.pulse.answer(self.view.generation, Answer(self.process, 0, False, 0, entered=False))
 
     @property
     def let_in(self) -> bool:

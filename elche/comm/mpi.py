@@ -16,6 +16,7 @@ from elche.comm.base import (
     DEADLINE_SECONDS,
     LIKELY_CAUSE,
     Buffer,
+    flush_output,
     require_contiguous,
     require_pairs,
     require_root,
@@ -157,9 +158,7 @@ class MpiComm:
 
     def abort(self, code: int) -> None:
         """End the whole job with exit code `code`, whatever the other ranks are doing."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:  # a daemon's may be
-                stream.flush()
+        flush_output()
         self._comm.Abort(code)
 
     def _split(self, buffer: Buffer) -> list[Buffer]:

@@ -6,7 +6,6 @@ server is the register: its first write of a name stands, and a look at it costs
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from elche.comm.base import Buffer, require_members, require_short
+from elche.comm.base import Buffer, flush_output, require_members, require_short
 from elche.comm.mpi_direct import MpiDirectComm
 from elche.comm.mpi_wire import Wire
 from elche.comm.polling import Poller
@@ -180,9 +179,7 @@ class MpiRendezvous:
 
     def abort(self, code: int) -> None:
         """End the job."""
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None and not stream.closed:
-                stream.flush()
+        flush_output()
         self.wire.abort(code)
 
     def _post(self, process: int, message: bytes) -> None:

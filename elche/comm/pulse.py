@@ -103,7 +103,7 @@ class Pulse(threading.Thread):
         self.others, self.generation, self.epoch, self.num_batches = others, 0, -1, 0
         self._knocks: dict[int, Heard] = {}
         self._admitted: dict[int, int] = {}  # by process, the newest generation that has let it in
-        self._here: tuple[int, int] | None = None
+        self._here: int | None = None
         self._woken = self._stopped = False
         self._rendezvous, self._lock, self._pause = rendezvous, threading.Lock(), threading.Event()
         self._doing, self._since, self._limit, self._waits = "starting", self.clock.now(), 0.0, True
@@ -147,6 +147,10 @@ class Pulse(threading.Thread):
         """Send to one process."""
         self._rendezvous.send(process, json.dumps(message).encode())
 
+    def answer(self, generation: int, answer: Answer) -> None:
+        """Answer to the roll of a view, see `answers`."""
+        self.tell_all(["answer", generation, *answer[1:]])
+
     def listen(self) -> None:
         """Take in what has come."""
         with self._lock:
@@ -174,8 +178,8 @@ class Pulse(threading.Thread):
         self._admitted[process] = generation
         self._knocks.pop(process, None)
 
-    def take_here(self) -> tuple[int, int] | None:
-        """Return the last reply to a knock, (generation, epoch), once; None where none came."""
+    def take_here(self) -> int | None:
+        """Return the epoch that the last reply to a knock told, once; None where none came."""
         here, self._here = self._here, None
         return here
 
@@ -201,8 +205,8 @@ class Pulse(threading.Thread):
             self._knocks[sender] = Heard(now, Knock(sender, knock_kind, slot), epoch)
             self.beats[sender] = Beat(now, "knocking", 0, 0.0, ENTERING_SECONDS)  # it may have just woken
             if self.epoch >= 0:
-                self.tell(sender, ["here", self.generation, self.epoch])
+                self.tell(sender, ["here", self.epoch])
         elif kind == "here":
-            self._here = words[0], words[1]
+            self._here = words[0]
         elif kind == "wake":
             self._woken = True

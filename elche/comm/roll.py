@@ -31,7 +31,7 @@ def call_roll(group: Group, rendezvous: Rendezvous, answer: Answer) -> View:
         DeadlineError: it could not be settled within ten minutes.
     """
     view, pulse = group.view, group.pulse
-    pulse.tell_all(["answer", view.generation, *answer[1:]])
+    pulse.answer(view.generation, answer)
     begun = looked = pulse.clock.now()
     while True:
         pulse.listen()

@@ -82,8 +82,8 @@ class ViewChain:
         """Return whether the others have settled a view without this process; it was stopped meanwhile."""
         if not self.answers():
             return False
-        text = self._rendezvous.look_up(f"view-{self.view.generation + 1}")
-        return text is not None and View.from_text(text).rank_of(self.process) is None
+        view = self._next()
+        return view is not None and view.rank_of(self.process) is None
 
     def answers(self) -> dict[int, Answer]:
         """Return the answers to the roll of this view that were heard, and farewells."""
@@ -113,15 +113,19 @@ class ViewChain:
 
     def go_on(self) -> bool:
         """Go on to the next view; return whether it is settled."""
-        text = self._rendezvous.look_up(f"view-{self.view.generation + 1}")
-        if text is not None:
-            self._adopt(View.from_text(text))
-        return text is not None
+        view = self._next()
+        if view is not None:
+            self._adopt(view)
+        return view is not None
 
     def follow(self) -> None:
         """Go on to the newest view that is settled."""
         while self.go_on():
             pass
+
+    def _next(self) -> View | None:
+        text = self._rendezvous.look_up(f"view-{self.view.generation + 1}")
+        return None if text is None else View.from_text(text)
 
     def _adopt(self, view: View) -> View:
         for loss in view.lost:

@@ -85,11 +85,6 @@ class EventLog:
         """Whether somebody writes a log: this rank may have to go on with it."""
         return self._path is not None
 
-    @property
-    def active(self) -> bool:
-        """Whether `write` writes: spares making events that nobody reads."""
-        return self._file is not None
-
     def write(self, event: Event) -> None:
         """Append one event as one whole line."""
         if isinstance(event, Run):

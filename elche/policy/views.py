@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
@@ -63,7 +64,7 @@ class View:
         if not self.members or not ordered or len(set(self.processes)) < len(self.members):
             raise ConfigError(f"view {self.generation}: {self.members} are not processes by slot, each once")
 
-    @property
+    @cached_property
     def processes(self) -> tuple[int, ...]:
         """The members' processes, in rank order."""
         return tuple(member.process for member in self.members)

@@ -24,6 +24,8 @@ def proposed(met: Met, view: View, job: Job) -> View | None:
     if goers:
         return membership.leave(view, goers, windows=job.window)
     knocks: set[Knock] = {knock for row in met.rows if (knock := row.heard()) is not None}
+    if not knocks:
+        return None
     return membership.admit(
         view,
         sorted(knocks),
@@ -34,10 +36,10 @@ def proposed(met: Met, view: View, job: Job) -> View | None:
     )
 
 
-def call_for_help(group: Group, job: Job, rank: int) -> None:
-    """Let the lowest rank wake as many seats as there are places that nobody is about to take."""
+def call_for_help(group: Group, job: Job) -> None:
+    """Wake as many seats as there are places that nobody is about to take; the lowest rank does."""
     reserved = job.schedule.slot_states().count(SlotState.RESERVED)
     missing = min(job.wanted, job.num_slots) - len(group.view.members) - reserved
     missing -= len(group.pulse.knocks(job.epoch))
-    if missing > 0 and rank == 0:
+    if missing > 0:
         group.wake(missing)

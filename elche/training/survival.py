@@ -181,7 +181,8 @@ class Survival:
         self.stopping.agree(met.rows)
         if group is None or self.stopping.stopping:
             return
-        call_for_help(group, self._job, self._world.rank)
+        if self._world.rank == 0:
+            call_for_help(group, self._job)
         proposal = proposed(met, group.view, self._job)
         if proposal is None or group.view.generation != met.generation:
             return

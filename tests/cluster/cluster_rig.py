@@ -9,30 +9,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from waiting import is_alive, until
+
 TRAIN = Path(__file__).with_name("run_train.py")
 MARK = "TEST_OF_ELCHE"  # a variable that all processes of a job inherit: so strays are found
-
-
-def until(holds: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """Wait for something true, and return it."""
-    end = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < end, f"waited {seconds} s in vain"
-        time.sleep(0.01)
-    return value
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Job:

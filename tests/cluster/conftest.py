@@ -12,19 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 from cluster_rig import Job
 
-from elche.errors import ConfigError
-from elche.mpi_launch.command import Mpi, ask_mpi, find_mpirun
-
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def launch(tmp_path: Path, ulfm: None) -> Iterator[Callable[..., Job]]:
     """`launch(*options, env=..., **told)`: a job of run_train.py; what is left of it at the end is killed."""
-    try:
-        mpi = ask_mpi(find_mpirun(None))
-    except ConfigError as error:
-        pytest.skip(str(error))
-    if mpi is not Mpi.ULFM:
-        pytest.skip(f"mpirun is {mpi.value}: a lost rank ends the job")
     jobs: list[Job] = []
 
     def begin(

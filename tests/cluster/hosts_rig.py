@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from cluster_rig import until
+from waiting import until
 
 TOOLS = ("ip", "nsenter", "unshare", "mount", "hostname")
 SPACES = ("--net", "--uts", "--mount")

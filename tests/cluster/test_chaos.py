@@ -9,7 +9,8 @@ import time
 from contextlib import suppress
 
 import pytest
-from cluster_rig import Job, is_alive, until
+from cluster_rig import Job
+from waiting import is_alive, until
 
 FIRST = ("SIGKILL", "exception", "SIGSTOP", "slow")  # these come in any case
 ENDS = ("SIGKILL", "exception", "exit5", "_exit3")

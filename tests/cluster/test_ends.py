@@ -7,7 +7,8 @@ import signal
 import time
 
 import pytest
-from cluster_rig import Job, until
+from cluster_rig import Job
+from waiting import until
 
 from elche.elastic.checkpoint import newest, read
 

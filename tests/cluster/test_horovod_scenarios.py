@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from cluster_rig import until
+from waiting import until
 
 
 @pytest.mark.parametrize(("kind", "how"), [("SIGKILL", "killed by signal 9"), ("exception", "exit code 1")])

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import hosts_rig
 import pytest
-from cluster_rig import Job, until
+from cluster_rig import Job
 from hosts_rig import Hosts
+from waiting import until
 
 OFTEN = {"ELCHE_SNAPSHOT_SECONDS": "0.1"}
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from cluster_rig import TRAIN, is_alive, until
+from cluster_rig import TRAIN
+from waiting import is_alive, until
 
 
 def test_a_warm_spare_takes_a_lost_slot(launch):

@@ -47,10 +47,8 @@ def test_memory_with_a_loss(n, victim, law):
 
 
 @pytest.fixture(scope="module")
-def run_laws(mpirun, tmp_path_factory):
+def run_laws(mpirun, ulfm, tmp_path_factory):
     """`run_laws(n, *loss)`: the script's errors, {law: {process: how it failed}}."""
-    if mpirun(1, "-c", "pass", options=ULFM).returncode != 0:
-        pytest.skip("this mpirun does not know --with-ft ulfm")
 
     def run(n, *loss):
         folder = tmp_path_factory.mktemp("rendezvous")

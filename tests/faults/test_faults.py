@@ -31,10 +31,8 @@ def prepare(folder, ranks, scenario, faults, spares, plan):
 
 
 @pytest.fixture(scope="session")
-def train(mpirun, tmp_path_factory):
+def train(mpirun, ulfm, tmp_path_factory):
     """`train(ranks, scenario, *faults, ...)`: a training under mpirun to its end, and what it has printed."""
-    if mpirun(1, "-c", "pass", options=ULFM).returncode != 0:
-        pytest.skip("this mpirun does not know --with-ft ulfm")
 
     def run(ranks, scenario, *faults, spares=0, stall=None, timeout=120, **plan):
         folder = tmp_path_factory.mktemp("faults")

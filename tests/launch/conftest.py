@@ -14,9 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 from launch_rig import Started
 
-from elche.errors import ConfigError
-from elche.mpi_launch.command import Mpi, ask_mpi, find_mpirun
-
 FAKE = """#!{python}
 # An mpirun that starts what it is told to and never ends.
 import os, signal, subprocess, sys, time
@@ -47,17 +44,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         if started.process.poll() is None:
             os.killpg(started.process.pid, signal.SIGKILL)
         started.process.communicate()
-
-
-@pytest.fixture(scope="session")
-def ulfm() -> None:
-    """Skips where there is no Open MPI with ULFM."""
-    try:
-        mpi = ask_mpi(find_mpirun(None))
-    except ConfigError as error:
-        pytest.skip(str(error))
-    if mpi is not Mpi.ULFM:
-        pytest.skip(f"mpirun is {mpi.value}")
 
 
 @pytest.fixture

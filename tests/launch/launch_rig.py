@@ -1,4 +1,4 @@
-"""Waiting for what must come to pass, and processes that a test has started and ends."""
+"""Processes that a test has started and ends, and what their ranks write."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
 RANK = Path(__file__).with_name("run_rank.py")
-
-
-def until(holds: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """Wait for something true, and return it."""
-    end = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < end, f"waited {seconds} s in vain"
-        time.sleep(0.01)
-    return value
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Started:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from launch_rig import is_alive, pids
+from launch_rig import pids
+from waiting import is_alive
 
 RUN = "elche.mpi_launch"
 

@@ -7,7 +7,7 @@ import signal
 import socket
 
 import pytest
-from launch_rig import is_alive, until
+from waiting import is_alive, until
 
 from elche.mpi_launch.messages import Channel, LauncherAddress
 

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_rig import is_alive, pids, until
+from launch_rig import pids
+from waiting import is_alive, until
 
 RUN = "elche.mpi_launch"
 LOST = {

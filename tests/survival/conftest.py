@@ -10,18 +10,8 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import torch
 
 from elche.comm import pulse
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Each process with a pool of threads of its own would only fight for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from unittest.mock import patch
 import elche
 from elche import start
 from elche.comm.memory_rendezvous import Killed, MemoryRendezvous, Outcome, run_elastic
-from elche.config import Environment
 from elche.observe.jsonl import EventLog
 from elche.world import World, current
 
@@ -226,8 +225,8 @@ def run(
     fired: list[Fault] = []
     logs: list[EventLog] = []
 
-    def make_log(environment: Environment) -> EventLog:
-        logs.append(EventLog(environment.log))
+    def make_log(path: str | None) -> EventLog:
+        logs.append(EventLog(path))
         return logs[-1]
 
     def live(rendezvous: MemoryRendezvous) -> Any:
@@ -251,7 +250,7 @@ def run(
         log = Path(folder) / "log.jsonl"
         given = {f"ELCHE_{name.upper()}": str(value) for name, value in settings.items()}
         given |= {"ELCHE_LOG": str(log), "ELCHE_STALL_SECONDS": str(stall)}
-        with patch.dict(os.environ, given), patch.object(start, "_log", make_log):
+        with patch.dict(os.environ, given), patch.object(start, "EventLog", make_log):
             outcomes = run_elastic(n, live, timeout_seconds=seconds)
         for each in logs:
             each.close()  # as the system does for the dead
