@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from elche.comm.base import Comm, flush_output
 from elche.comm.group import Group
-from elche.errors import RankError
+from elche.errors import DeadlineError, RankError
 
 STOPS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
@@ -96,12 +96,12 @@ class Ending:
         sys.__excepthook__(kind, error, trace)
         if os.getpid() != self._pid:  # a fork is no rank
             return
-        self.exit_code = 1
-        self._shutdown("error", 1)
+        reason, self.exit_code = ("stalled", 5) if isinstance(error, DeadlineError) else ("error", 1)
+        self._shutdown(reason, self.exit_code)
         if self._group is not None:
-            self._go(1)
+            self._go(self.exit_code)
         elif not isinstance(error, RankError):  # that is raised on every rank: each ends by itself
-            self._comm.abort(1)
+            self._comm.abort(self.exit_code)
 
     def _at_exit(self) -> None:
         """Run what else is to be run at exit, then go without MPI_Finalize."""
@@ -117,7 +117,7 @@ class Ending:
         flush_output()
         assert self._group is not None
         if exit_code != 0 and not self._guarded:
-            if self._group.fails_last():  # mpirun would end with 0
-                self._comm.abort(exit_code)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if not self._group.fails_last():
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._group.end("error")  # spares wait, and an exit code would not tell them
         os._exit(exit_code)

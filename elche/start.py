@@ -24,6 +24,8 @@ from elche.observe.jsonl import EventLog
 from elche.process import STOPS, Ending
 from elche.world import World, here, install, take_down
 
+FAILURES = ("error", "stalled")  # reasons of a rank that can say no farewell
+
 
 def init(comm: Comm | Rendezvous | None = None) -> None:
     """Find the other ranks and this rank's device; where that is done already, do nothing.
@@ -70,7 +72,7 @@ def shutdown(reason: str | None = None, exit_code: int = 0) -> None:
         return
     if reason is None:
         reason = _reason(world, exit_code)
-    together = reason != "error" and _part(world)
+    together = reason not in FAILURES and _part(world)
     if together or world.group is None or world.group.is_last():
         world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
     world.guard.tell({"event": "stop", "reason": reason, "exit_code": exit_code})

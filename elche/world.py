@@ -86,13 +86,17 @@ class World:
         """Whether this process is one of the ranks, not a spare or one that was set aside."""
         return self.group is None or self.group.inside
 
+    def is_passed_over(self) -> bool:
+        """Return whether the others have gone on without this process, which may have been stopped."""
+        return self.group is not None and self.group.inside and self.group.is_passed_over()
+
     @property
     def rank(self) -> int:
-        """This rank's number; outside the group the process's."""
+        """This rank's number; outside the group one that no member has: it must not pass for rank 0."""
         if self.group is None:
             return self.comm.rank
         rank = self.group.view.rank_of(self.group.process)
-        return self.group.process if rank is None else rank
+        return max(self.group.process, self.size) if rank is None else rank
 
     @property
     def size(self) -> int:
@@ -195,8 +199,9 @@ def current() -> World:
 
 
 def rank() -> int:
-    """Return this process's number, 0..size()-1."""
-    return current().rank
+    """Return this process's number, 0..size()-1; a spare, or a rank that was set aside, has a higher one."""
+    world = current()
+    return world.size if world.is_passed_over() else world.rank
 
 
 def size() -> int:

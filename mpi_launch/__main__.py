@@ -30,13 +30,14 @@ from elche.mpi_launch.verdict import LOSSES
 
 MEMORY, HERE = "/dev/shm", (Host("localhost", 1),)
 WRONG_USAGE, BELOW_MIN_RANKS = 2, 4
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, GROW_ONE, GROW_QUEUED)
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, GROW_ONE, GROW_QUEUED)
 VERDICTS = {
     0: "finished, with losses",
     1: "failed",
     3: "finished, with losses (--strict)",
     BELOW_MIN_RANKS: "fewer ranks are left than --min-np",
     5: "stalled",
+    129: "interrupted",
     130: "interrupted",
     143: "interrupted",
 }

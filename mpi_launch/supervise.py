@@ -69,7 +69,7 @@ class Supervisor:
         self._record = Record(options.num_ranks, options.num_processes, outlives_losses=self._outlives_losses)
         self._end: End | None = None
         self._force_at: float | None = None  # a stop that was asked for is forced then
-        self._over_since: float | None = None
+        self._since: dict[str, float] = {}  # by reason to end the job: when it was first seen to hold
         self._steps: list[tuple[float, Callable[[], None]]] = []  # ways to end the job that are still left
         self._is_ending = False
         self._num_grown = 0
@@ -116,7 +116,7 @@ class Supervisor:
             self._grow()
         elif number == signal.SIGINT and self._end is not None:
             self._end_job("interrupted again")
-        elif number in (signal.SIGINT, signal.SIGTERM) and self._end is None:
+        elif number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and self._end is None:
             end = End[signal.Signals(number).name]
             self._stop(end, end.name)
             if not self._mpi.has_guards:
@@ -145,9 +145,17 @@ class Supervisor:
         if most is not None and failures > most and self._end is None:
             why = f"{failures} of {self._options.num_ranks} ranks lost, --max-failures allows {most}"
             self._stop(End.TOO_MANY_FAILURES, why)
-        self._over_since = (self._over_since or now) if self._record.is_over else None
-        if self._over_since is not None and now - self._over_since > self._options.grace_seconds:
-            self._end_job(f"{self._options.grace_seconds:g} s after the end")
+        record, grace, kill = self._record, self._options.grace_seconds, self._options.kill_seconds
+        for holds, patience, end, why in (
+            (record.is_over, grace, None, f"{grace:g} s after the end"),
+            (record.is_stillborn, grace, None, "a process failed before elche.init(), the others wait in it"),
+            (record.is_stuck, kill, End.STALLED, f"{kill:g} s with none but stopped ranks"),
+        ):
+            if not holds:
+                self._since.pop(why, None)
+            elif now - self._since.setdefault(why, now) > patience and not self._is_ending:
+                self._end = self._end or end
+                self._end_job(why)
         if self._force_at is not None and now > self._force_at:
             self._end_job(f"{self._options.kill_seconds:g} s after the ranks were asked to stop")
         while self._steps and now >= self._steps[0][0]:

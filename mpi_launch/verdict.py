@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from elche.mpi_launch.messages import Message
 
-FINISHED, FAILED, LOSSES, INTERRUPTED, TERMINATED = 0, 1, 3, 130, 143
+FINISHED, FAILED, LOSSES, STALLED, HUNG_UP, INTERRUPTED, TERMINATED = 0, 1, 3, 5, 129, 130, 143
 COUNTED = ("died", "silent")  # who leaves is no failure
-OWN_ENDS = ("error", "left")  # reasons of one rank; with any other the whole job stops
+PARTINGS = (FINISHED, INTERRUPTED, TERMINATED)  # codes of one that leaves as it was asked to
+OWN_ENDS = ("error", "stalled", "left")  # reasons of one rank; with any other the whole job stops
 # A rank ended by one of these has itself to blame, and would be again.
 OWN_FAULTS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS}
 
@@ -22,6 +23,8 @@ class End(enum.Enum):
     """Why the launcher ended the job; the value is the exit code."""
 
     TOO_MANY_FAILURES = FAILED
+    STALLED = STALLED
+    SIGHUP = HUNG_UP
     SIGINT = INTERRUPTED
     SIGTERM = TERMINATED
 
@@ -38,6 +41,7 @@ class Loss:
     heal_ms: float | None = None
     batches: int | None = None
     back: bool = False
+    evicted: bool = False
 
     def line(self, code: int | None) -> str:
         """Return who, when, why and what it cost.
@@ -49,7 +53,7 @@ class Loss:
             One sentence.
         """
         why = self.cause
-        if self.cause == "died" and code is not None:
+        if code is not None and (self.cause == "died" or (self.cause == "left" and code not in PARTINGS)):
             why += f" ({describe(code)})"
         where = "" if self.slot is None else f" (slot {self.slot})"
         when = "" if self.epoch is None else f" in epoch {self.epoch}, window {self.window}"
@@ -58,7 +62,7 @@ class Loss:
             costs.append(f"{self.batches} batch{'' if self.batches == 1 else 'es'} dealt again")
         if self.heal_ms is not None:
             costs.append(f"healed in {self.heal_ms:.0f} ms")
-        after = "; came back" if self.back else ""
+        after = "; came back" if self.back else "; killed when its slot was filled" if self.evicted else ""
         return f"lost rank {self.process}{where}{when}: {why}{'; ' * bool(costs)}{', '.join(costs)}{after}"
 
 
@@ -83,6 +87,8 @@ class Record:
         self._losses: list[Loss] = []  # as survivors told them
         self._ending: set[int] = set()  # those that told that they end
         self._stop_codes: dict[int, int] = {}  # the exit codes of members that told that the job stops
+        self._listening: set[int] = set()  # processes that have come through elche.init()
+        self._has_stalled = False
         self._aside: set[int] = set()
         self._frozen: set[int] = set()  # stopped by a signal
         self._excused: set[int] = set()
@@ -101,6 +107,8 @@ class Record:
         match message.get("event"):
             case "started":
                 self.started.add(sender)
+            case "listening":
+                self._listening.add(sender)
             case "ended":
                 self._codes.setdefault(sender, message["code"])
                 if message["code"] != 0 and not self._outlives_losses:
@@ -113,6 +121,7 @@ class Record:
                 self._frozen.discard(sender)
             case "stop":
                 self._ending.add(sender)
+                self._has_stalled = self._has_stalled or message.get("reason") == "stalled"
                 if sender in self._members and message.get("reason") not in OWN_ENDS:
                     self._stop_codes[sender] = int(message.get("exit_code", 0))
             case "lost":
@@ -120,6 +129,8 @@ class Record:
             case "joined":
                 return self._note_joined(about)
             case "evict":
+                for loss in self._losses:
+                    loss.evicted = loss.evicted or loss.process == about
                 return [(about, {"kill": True})]
         return []
 
@@ -137,6 +148,17 @@ class Record:
         """
         awaited = (self._members & self.living) - self._ending
         return not (awaited - self._aside - self._frozen if self._stop_codes else awaited)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether some member has ended, and all those left are stopped or set aside: nobody goes on."""
+        left = self._members & self.living
+        return not self.is_over and left < self._members and left <= self._aside | self._frozen
+
+    @property
+    def is_stillborn(self) -> bool:
+        """Whether a process has failed before any came through elche.init(): MPI lets none through now."""
+        return not self._listening and any(code != 0 for code in self._codes.values())
 
     @property
     def has_stopped(self) -> bool:
@@ -173,7 +195,7 @@ class Record:
             return end.value
         if self.is_finished:
             return LOSSES if strict and self.num_failures else FINISHED
-        return min(self._stop_codes.values(), default=FAILED)
+        return min(self._stop_codes.values(), default=STALLED if self._has_stalled else FAILED)
 
     @property
     def died_whole(self) -> bool:

@@ -22,6 +22,7 @@ from elche.comm.base import (
     require_root,
     require_seconds,
 )
+from elche.comm.mpi_start import start_mpi
 from elche.comm.neighbours import Neighbours
 from elche.comm.polling import SPIN_SECONDS, Poller
 from elche.errors import CommError, DeadlineError
@@ -56,9 +57,8 @@ def world(*, deadline_seconds: float = DEADLINE_SECONDS) -> MpiComm:
     Returns:
         The communicator.
     """
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD.Dup()
+    mpi = start_mpi(finalize=True)
+    comm = mpi.COMM_WORLD.Dup()
     return MpiComm(comm, hosts_of(comm), deadline_seconds=deadline_seconds)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from elche.comm.base import Buffer, flush_output, require_members, require_short
 from elche.comm.mpi_direct import MpiDirectComm
+from elche.comm.mpi_start import start_mpi
 from elche.comm.mpi_wire import Wire
 from elche.comm.polling import Poller
 from elche.errors import CommError, ConfigError, DeadlineError
@@ -40,15 +41,14 @@ def rendezvous() -> MpiRendezvous:
     Raises:
         CommError: MPI was started for one thread, and signs of life need a second.
     """
-    from mpi4py import MPI
-
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+    mpi = start_mpi(finalize=False)  # after a loss MPI_Finalize may hang
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise CommError(
             "to survive losses elche calls MPI from two threads, but MPI was started without "
             "MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level at 'multiple', or mpirun without --with-ft"
         )
     if not _made:
-        _made.append(MpiRendezvous(MPI.COMM_WORLD.Dup()))
+        _made.append(MpiRendezvous(mpi.COMM_WORLD.Dup()))
     return _made[0]
 
 

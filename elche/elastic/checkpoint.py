@@ -86,12 +86,36 @@ def unpack(data: bytes, name: str = "this state") -> dict[str, Any]:
     return state
 
 
+def checked_path(name: str, path: Any) -> Path:
+    """Return where a checkpoint, or a directory of them, is or may be.
+
+    Args:
+        name: what to call it in an error.
+        path: what the user gave.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: it is none, or of something that is neither a file nor a directory.
+    """
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise ConfigError(f"{name} must be the path of a file or a directory, got {path!r}")
+    found = Path(path)
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise ConfigError(f"{name} must be a file or a directory, got {str(path)!r}, which is neither")
+    return found
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a checkpoint so that `path` is, at any moment, what it was or the whole of `data`.
 
     Args:
         path: the file; its directory is made where it is not there.
         data: what `pack` returned.
+
+    Raises:
+        OSError: it cannot be written; the text names `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
@@ -101,6 +125,9 @@ def write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
         aside.unlink(missing_ok=True)
         raise

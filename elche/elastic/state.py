@@ -17,7 +17,7 @@ from elche.config import read_environment
 from elche.elastic import checkpoint as checkpoints
 from elche.elastic.trainer import FORMAT, Carried, Trainer
 from elche.elastic.values import Untrained, Values, require_same_names
-from elche.errors import ConfigError, UsageError
+from elche.errors import ConfigError, MismatchError, UsageError
 
 VALUES = "state.values"  # nothing else of a TorchState can be called so
 
@@ -132,11 +132,16 @@ class TorchState:
         there.
 
         Args:
-            path: a file, or a directory that is there, in which the file is named after the window. None:
+            path: a file, or a directory that is there, in which the file is named after the windows there
+                were. None:
                 this rank keeps a copy in memory, for `restore()`.
+
+        Raises:
+            ConfigError: `path` is none, or something in the state cannot be pickled.
+            OSError: the file cannot be written; what was there is as it was. On the rank that writes.
         """
         if path is not None:
-            _write(self._engine, Path(path))
+            _write(self._engine, checkpoints.checked_path("path", path))
         else:
             self._kept = copy.deepcopy(self._engine.capture())
 
@@ -153,9 +158,11 @@ class TorchState:
             This state.
 
         Raises:
-            ConfigError: the file is damaged, of another format or of other objects, or there is none.
+            ConfigError: the file is damaged, of another format, model or other objects, or there
+                is none. Nothing is changed then.
+            UsageError: an epoch is under way.
         """
-        path = Path(path)
+        path = checkpoints.checked_path("path", path)
         found = checkpoints.newest(path) if path.is_dir() else path
         if found is None:
             raise ConfigError(f"there is no whole checkpoint in {path}")
@@ -166,7 +173,10 @@ class TorchState:
                 f"this version of elche reads {FORMAT}"
             )
         require_same_names(f"objects in {found}", state["extras"], self._engine.extras)
-        self._restore(state)
+        try:
+            self._restore(state)
+        except MismatchError as error:
+            raise ConfigError(f"{found} cannot be loaded: {error}") from error
         return self
 
     def commit(self) -> None:
@@ -183,7 +193,7 @@ class TorchState:
         """Go back to what the last `save()` or `commit()` kept; all ranks call it, between epochs.
 
         Raises:
-            UsageError: nothing was kept.
+            UsageError: nothing was kept, or an epoch is under way.
         """
         if self._kept is None:
             raise UsageError("restore() before the first save() or commit(): there is nothing to go back to")
@@ -269,10 +279,10 @@ def _directory(checkpoint: str | Path | None) -> Path | None:
     if wanted is None:
         return None
     try:
-        directory = Path(wanted)
+        directory = checkpoints.checked_path("checkpoint", wanted)
         directory.mkdir(parents=True, exist_ok=True)
         writable = os.access(directory, os.W_OK | os.X_OK)
-    except (OSError, TypeError) as error:
+    except OSError as error:
         raise ConfigError(f"checkpoint must be a directory, got {wanted!r}: {error}") from error
     if not writable:
         raise ConfigError(f"checkpoint must be a directory that can be written to, got {wanted!r}")

@@ -116,8 +116,9 @@ def roll_call(
         return Decision(None, unheard, "no member that holds the job's state has answered")
     newest = max(answer.windows for answer in staying.values())
     present = {p: answer for p, answer in staying.items() if answer.windows >= newest - 1}
-    if unheard and 2 * len(present) < len(view.members):
-        reason = f"{len(present)} of {len(view.members)} members are too few while others are only silent"
+    holders = len(view.members) - sum(not answer.entered for answer in heard.values())
+    if unheard and 2 * len(present) < holders:  # a newcomer without the state could not go on either
+        reason = f"{len(present)} of {holders} members are too few while others are only silent"
         return Decision(None, unheard, f"{reason}: {named(unheard)}")
     causes = {p: _cause(heard.get(p), p in gone) for p in view.processes if p not in present}
     next_view = successor(

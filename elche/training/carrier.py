@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from elche.elastic.snapshots import Snapshots
 from elche.elastic.trainer import Carried
+from elche.training import refusals
 from elche.training.job import Job
 from elche.training.journal import Journal
 from elche.training.plan import Plan
@@ -128,6 +129,8 @@ class Carrier:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a captured state, on any number of ranks; before training or between epochs."""
+        if self.job.in_epoch and not self.survival.is_over:
+            raise refusals.restored_in_epoch(self.job.epoch)
         self.survival.snapshot.resume(state)
         loader = self._loader()
         assert loader is not None

@@ -97,12 +97,17 @@ class Job:
         """
         for name in ("window", "epoch", "epoch_start", "num_updates", "lr"):
             setattr(self, name, state[name])
-        self._left = list(left) if left else None
+        self.pool, self._left = None, list(left) if left else None
+
+    @property
+    def left(self) -> list[Range] | None:
+        """Positions of the epoch that no window has covered; None between epochs."""
+        return self._left if self.pool is None else list(self.pool.uncovered()) or None
 
     @property
     def next_epoch(self) -> int:
         """The epoch that a resumed job goes on with."""
-        return self.epoch if self._left is not None else self.epoch + 1
+        return self.epoch if self._left is not None or self.window == 0 else self.epoch + 1
 
     def deal(self) -> bool:
         """Plan the next window.

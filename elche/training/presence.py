@@ -40,16 +40,16 @@ class Presence:
         if self._group is not None:
             self._recent.append(self._group.pulse.clock.now() - self._began)
             self._group.pulse.num_batches += 1
+
+    def after_step(self) -> None:
+        """Note that the script goes on: with the loop's body, an evaluation, whatever may be long."""
+        if self._group is not None:
             self._group.signs.at_rest()
 
     def at_meeting(self, window: int) -> None:
         """Note that this rank waits for the others."""
         if self._group is not None:
             self._group.signs.at_meeting(window, self._longest())
-
-    def is_passed_over(self) -> bool:
-        """Return whether the others go on without this rank: the rest of its share would be in vain."""
-        return self._group is not None and self._group.is_passed_over()
 
     def _longest(self) -> float | None:
         """Return how long a batch lately took at most; None before the first commit here."""

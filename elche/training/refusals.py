@@ -25,6 +25,13 @@ def loop_left(pool: EpochPool) -> UsageError:
     )
 
 
+def restored_in_epoch(epoch: int) -> UsageError:
+    """A state that is taken up while an epoch is under way: what was trained of it would be lost."""
+    return UsageError(
+        f"load() or restore() in the middle of epoch {epoch}: they come before training, or between epochs"
+    )
+
+
 def no_step(position: Range) -> UsageError:
     """A batch without its step."""
     start, stop = position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,10 @@ from elche.training.gradients import Gradients
 from elche.training.job import Job
 from elche.training.replicas import load_optimizer
 from elche.world import World
+
+# What of a description must be the same to go on from it: always, and in the middle of an epoch.
+OF_TENSORS = ("optimizer", "parameter", "buffer", "objects of TorchState")
+OF_POSITIONS = ("DataLoader's len(dataset)", "DataLoader's shuffle", "DataLoader's seed")
 
 
 class Snapshot:
@@ -61,7 +65,7 @@ class Snapshot:
             "buffers": dict(zip(self._buffers.names, self._buffers.tensors(), strict=True)),
             "optimizer": self._optimizer.state_dict(),
             "job": self._job.state_dict(),
-            "left": None if self._job.pool is None else list(self._job.pool.uncovered()),
+            "left": self._job.left,
             "rng": _random_states(),
             "elapsed_seconds": self._world.stamp()["time_seconds"],
             "extras": {name: carried.state_dict() for name, carried in self.extras.items()},
@@ -82,7 +86,7 @@ class Snapshot:
         Raises:
             MismatchError: this rank has another model, data or settings; the text names what differs.
         """
-        self._require_same(state)
+        self._require_same(state, "this rank cannot enter, it differs from those that train", lambda _: True)
         self._load_tensors(state)
         self._job.slot = slot
         self._job.load_state_dict(state["job"])
@@ -94,21 +98,27 @@ class Snapshot:
 
         Args:
             state: what one of its ranks captured.
+
+        Raises:
+            MismatchError: that job had another model or optimizer, or in mid-epoch another order of other
+                samples; the text names what differs, and nothing is changed.
         """
-        self._load_tensors(state)
         left = state["left"]
+        needed = OF_TENSORS if left is None else OF_TENSORS + OF_POSITIONS
+        self._require_same(state, "it is of another training", lambda key: key.startswith(needed))
+        self._load_tensors(state)
         self._job.resume(state["job"], None if left is None else [(start, stop) for start, stop in left])
 
-    def _require_same(self, state: Mapping[str, Any]) -> None:
+    def _require_same(self, state: Mapping[str, Any], wrong: str, is_needed: Callable[[str], bool]) -> None:
         theirs = {**state["description"], "objects of TorchState": sorted(state["extras"])}
         mine = {**self._description, "objects of TorchState": sorted(self.extras)}
-        keys = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+        keys = [key for key in {**theirs, **mine} if is_needed(key) and theirs.get(key) != mine.get(key)]
         if keys:
             named = "; ".join(
                 f"{key} is {theirs.get(key, 'absent')} there and {mine.get(key, 'absent')} here"
                 for key in keys[:5]
             )
-            raise MismatchError(f"this rank cannot enter, it differs from those that train: {named}")
+            raise MismatchError(f"{wrong}: {named}")
 
     def _load_tensors(self, state: Mapping[str, Any]) -> None:
         with torch.no_grad():

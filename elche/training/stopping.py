@@ -63,16 +63,22 @@ class Stopping:
             self.stopping, self.exit_code = True, code
 
     def write(self) -> None:
-        """Write the checkpoint on the rank that writes; the others wait for it."""
-        if self.on_stop is not None:
-            self.on_stop()
-        self._world.comm.agree(True)
+        """Write the checkpoint on the rank that writes; the others wait for it, and hear if it failed."""
+        written = True
+        try:
+            if self.on_stop is not None:
+                self.on_stop()
+        except OSError as error:
+            sys.stderr.write(f"elche: no checkpoint was written: {error}\n")
+            written = False
+        if not self._world.comm.agree(written):
+            self.exit_code = self.exit_code or 1
 
     def finish(self) -> None:
         """End the script, unless it asked for the stop and ends by itself."""
         if self._requested is not None and self._world.rank == 0:
             sys.stderr.write(
-                f"elche: all ranks stop after window {self._job.window - 1}: {self._requested[0]}\n"
+                f"elche: all ranks stop after {self._job.window} windows: {self._requested[0]}\n"
             )
         if self.exit_code:
             sys.exit(self.exit_code)

@@ -183,8 +183,9 @@ class WindowEngine(Carrier):
         self.survival.presence.after_batch()
         self._is_first = False
         self._num_done += 1
-        is_done = self._num_done == len(self.plan.share) or self.survival.presence.is_passed_over()
+        is_done = self._num_done == len(self.plan.share) or self._world.is_passed_over()
         updated = is_done and self._close()
+        self.survival.presence.after_step()
         self._told += updated
         return updated
 

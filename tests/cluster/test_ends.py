@@ -52,7 +52,7 @@ def test_below_min_np_the_job_ends_with_a_checkpoint(launch, saving):
         "fewer ranks are left than --min-np; exit code 4",
     ]
     assert windows_in(directory) == [window + 1]
-    assert f"all ranks stop after window {window}: 3 ranks are left, at least 4 shall be\n" in job.err
+    assert f"all ranks stop after {window + 1} windows: 3 ranks are left, at least 4 shall be\n" in job.err
 
 
 def test_more_losses_than_a_share_of_the_ranks_end_the_job_with_a_checkpoint(launch, saving):

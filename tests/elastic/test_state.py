@@ -95,7 +95,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"_kept": 3}, "cannot call one of its objects '_kept'"),
     ({"a b": 3}, "cannot call one of its objects 'a b'"),
     ({"checkpoint": __file__}, r"checkpoint must be a directory, got '.*test_state.py'"),
-    ({"checkpoint": 3}, "checkpoint must be a directory, got 3"),
+    ({"checkpoint": 3}, "checkpoint must be the path of a file or a directory, got 3"),
 ]
 
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("ulfm")
         ((), [["tell", {"event": "stop", "reason": "below min_ranks", "exit_code": 4}], ["exit", 4]], 4,
          ["fewer ranks are left than --min-np; exit code 4"]),
         ((), [["tell", {"event": "stop", "reason": "stalled", "exit_code": 5}], ["exit", 5]], 5,
-         ["stalled; exit code 5"]),
+         ["lost rank 0: died (exit code 5)", "lost rank 1: died (exit code 5)", "stalled; exit code 5"]),
     ],
 )  # fmt: skip
 def test_the_exit_code_and_the_last_lines(start, options, words, code, said):
@@ -91,6 +91,31 @@ def test_one_that_hangs_after_the_end_is_killed(start):
     code, err = job.end()
     assert code == 0
     assert "elche-run: 0.5 s after the end: killing processes 1, 2\n" in err
+    assert not any(map(is_alive, ranks))
+
+
+def test_a_job_of_which_only_stopped_ranks_are_left_is_stalled(start):
+    words = {"0": [["wait_for", "go"], ["raise"]], "1": [["note", "ready"], ["kill", 19]]}
+    job = start(RUN, "-np", "2", "--kill-seconds", "0.5", words=words)
+    ranks = pids(job, 2)
+    job.wait_for("ready", 1)
+    (job.folder / "go").touch()
+    code, err = job.end()
+    assert code == 5
+    assert "elche-run: 0.5 s with none but stopped ranks: killing processes 1\n" in err
+    assert err.endswith("elche-run: lost rank 0: died (exit code 1)\nelche-run: stalled; exit code 5\n")
+    assert not any(map(is_alive, ranks))
+
+
+def test_a_rank_that_dies_before_init_ends_the_job(start):
+    job = start(RUN, "-np", "2", "--grace-seconds", "0.5", words=[["deaf"]])
+    ranks = pids(job, 2)
+    os.kill(ranks[0], signal.SIGKILL)
+    code, err = job.end()
+    assert code == 1
+    why = "a process failed before elche.init(), the others wait in it: killing processes 1"
+    assert f"elche-run: {why}\n" in err
+    assert "elche-run: lost rank 0: died (killed by signal 9)\n" in err
     assert not any(map(is_alive, ranks))
 
 

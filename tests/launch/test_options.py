@@ -154,6 +154,7 @@ def test_on_fewer_hosts_ranks_go_before_spares() -> None:
         ("-np 2 --hosts ,h1", "--hosts must be the name of a host, NAME or NAME:SLOTS, got ''"),
         ("-np 2 --hostfile /no/such", "--hostfile must be a file that can be read, got '/no/such': "),
         ("-np 2 --hosts h1 --hostfile h", "--hostfile must be left out where --hosts is given, got 'h'"),
+        ('-np 2 --mpirun-args="', "--mpirun-args must be words as a shell takes them, got '\"'"),
         ("-np 2 --launch-agent=", "--launch-agent must be a command, got ''"),
         ("-np 2 --spare 1", "unrecognized arguments: --spare"),
         ("-np", "argument -np/-n/--np: expected one argument"),

@@ -77,7 +77,10 @@ def test_losses_show_in_the_code_only_where_asked() -> None:
     assert record(*ALL_WELL).exit_code(None, strict=True) == 0
 
 
-@pytest.mark.parametrize(("end", "code"), [(End.SIGINT, 130), (End.SIGTERM, 143), (End.TOO_MANY_FAILURES, 1)])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(End.SIGHUP, 129), (End.SIGINT, 130), (End.SIGTERM, 143), (End.TOO_MANY_FAILURES, 1), (End.STALLED, 5)],
+)
 def test_why_the_launcher_ended_it_counts_more(end: End, code: int) -> None:
     assert record(*ALL_WELL).exit_code(end, strict=True) == code
 
@@ -188,6 +191,33 @@ def test_one_that_fails_does_not_end_it_for_one_that_is_frozen() -> None:
     ):
         job.note(sender, message)
         assert job.is_over == over
+
+
+def test_it_is_stuck_when_some_have_ended_and_the_rest_are_stopped() -> None:
+    job = record(processes=3)
+    for sender, message, stuck in (
+        (1, {"event": "frozen"}, False),
+        (2, {"event": "frozen"}, False),
+        (0, FAILED_ALONE, False),
+        (0, ended(1), True),
+        (1, {"event": "thawed"}, False),
+        (2, {**LOST, "process": 1, "cause": "silent"}, True),
+        (2, {"event": "joined", "process": 1}, False),
+        (1, ended(-9), True),
+        (2, FINISHED, False),  # that is over
+    ):
+        job.note(sender, message)
+        assert job.is_stuck == stuck
+
+
+def test_it_is_stuck_never_where_all_are_paused() -> None:
+    assert not record(*((process, {"event": "frozen"}) for process in range(3))).is_stuck
+
+
+def test_it_is_stillborn_when_one_fails_before_any_is_through_init() -> None:
+    assert not record((0, ended(0))).is_stillborn
+    assert record((0, ended(0)), (1, ended(-9))).is_stillborn
+    assert not record((2, {"event": "listening"}), (1, ended(-9))).is_stillborn
 
 
 def test_without_a_word_it_is_over_when_all_ranks_have_ended() -> None:

@@ -107,6 +107,7 @@ def training(
     stateful: bool = True,
     samples: int = 48,
     before_batch: Callable[[Process], None] = lambda process: None,
+    after_epoch: Callable[[Process], None] = lambda process: None,
 ) -> Callable[[Process], Report]:
     """Return the script of a training; with a TorchState, or as scripts without one count epochs."""
 
@@ -120,6 +121,7 @@ def training(
             for _ in state.epochs(epochs) if stateful else range(epochs):
                 go_through(process, model, loader, before_batch)
                 scheduler.step()
+                after_epoch(process)
                 process.at("epoch")
         except Returned:
             return Report(process.number, early=True)

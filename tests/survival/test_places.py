@@ -11,6 +11,7 @@ import survival_rig as rig
 import survival_scripts as scripts
 from survival_rig import Fault
 
+import elche
 from elche.comm.memory_rendezvous import Killed
 
 CALM = 20.0  # nobody is silent for so long
@@ -120,6 +121,30 @@ def test_a_slot_that_is_reserved_for_too_long_goes_to_a_spare():
     assert [report.process for report in trial.members()] == [0, 2]
 
 
+def test_a_rank_that_wakes_does_not_pass_for_rank_0():
+    """What rank 0 writes after an epoch is never older than what another rank 0 wrote meanwhile."""
+    written, ended = [], threading.Event()
+
+    def before_batch(process):
+        if process.number == 1 and process.engine.job.epoch == 3:
+            process.rest_until(ended.is_set)
+
+    def after_epoch(process):
+        if elche.rank() == 0:
+            written.append((process.number, process.window))
+        if process.number == 0 and len(written) > 1:
+            ended.set()
+
+    script = scripts.training(4, before_batch=before_batch, after_epoch=after_epoch)
+    stop = Fault(0, 3, "batch", "stop")
+    trial = rig.run(2, script, faults=[stop])
+    laws.check(trial, 4)
+    assert losses(trial) == [(0, 0, "silent")]
+    windows = [window for _, window in written]
+    assert windows == sorted(windows)
+    assert {process for process, _ in written} == {0, 1}
+
+
 def test_two_spares_for_two_losses():
     faults = [Fault(1, 2, "batch", "kill"), Fault(2, 2, "batch", "kill")]
 
@@ -226,3 +251,24 @@ def test_a_spare_without_a_loss_stays_outside():
     laws.check(trial, 6)
     assert joins(trial) == []
     assert [report.process for report in trial.members()] == [0, 1]
+
+
+def test_after_step_a_process_waits_for_nobody_in_the_others_eyes():
+    """A loop there that never ends would else be waited for without a limit."""
+    seen = []
+
+    def before_batch(process):
+        step, pulse = process.engine.step, process.world.group.pulse
+
+        def step_and_look(loss, *, scaled):
+            updated = step(loss, scaled=scaled)
+            seen.append(pulse._beat())
+            return updated
+
+        if not seen:
+            process.engine.step = step_and_look
+            seen.append(pulse._beat())
+
+    rig.run(2, scripts.training(2, before_batch=before_batch), stall=CALM).results()
+    assert {doing for _, doing, *_ in seen[1:]} == {"outside of its batches"}
+    assert {limit for *_, limit in seen[1:]} == {600.0}

@@ -72,6 +72,21 @@ def test_all_stop_after_the_window_in_which_one_asks(tmp_path, number):
     assert (stop["reason"], stop["exit_code"]) == ("finished", 0)
 
 
+def test_a_checkpoint_that_cannot_be_written_shows_in_the_exit_code(tmp_path, capsys, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("elche.elastic.checkpoint.write", full)
+    trial = rig.run(3, job(tmp_path, at_step=stop_in(4, 1)), stall=CALM)
+    assert exit_codes(trial) == [1, 1, 1]
+    assert [event["window"] for event in trial.told("window")] == [0, 1, 2, 3, 4]
+    where = tmp_path / "window-000005.elche"
+    assert (
+        f"elche: no checkpoint was written: [Errno 28] No space left on device: '{where}'\n"
+        in capsys.readouterr().err
+    )
+
+
 def test_the_writer_dies_at_the_stop_and_another_writes(tmp_path):
     """Rank 0 is killed while all wait for its checkpoint."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
+from waiting import is_alive, until
 
 HERE = Path(__file__).parent
 
@@ -58,18 +58,9 @@ def test_init_leaves_the_number_of_threads_alone(caught_w):
         assert before == after
 
 
-def exists(pid):
-    """A process of this id that is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_workers_load_the_right_samples_and_end(mpirun, tmp_path):
     names = ["fork", "persistent", "spawn"]
     ended = mpirun(2, HERE / "run_workers.py", tmp_path, *names, timeout=100)
-    until = time.monotonic() + 20
     assert ended.returncode == 0, ended.stdout + ended.stderr
     outcome_w = outcomes(tmp_path, 2)
     pids = {pid for outcome in outcome_w for name in names for pid in outcome[name][1]}
@@ -80,9 +71,7 @@ def test_workers_load_the_right_samples_and_end(mpirun, tmp_path):
         for epoch in zip(*(outcome[name][0] for outcome in outcome_w), strict=True):
             assert sorted(i for ids in epoch for i in ids) == list(range(61))
     assert [len(outcome["persistent"][1]) for outcome in outcome_w] == [2, 2]
-    while any(map(exists, pids)) and time.monotonic() < until:
-        os.sched_yield()
-    assert not [pid for pid in pids if exists(pid)]
+    until(lambda: not any(map(is_alive, pids)), seconds=20)
 
 
 def test_an_exception_in_a_worker_reaches_the_user_and_ends_the_job(mpirun, tmp_path):
@@ -96,7 +85,23 @@ def test_an_exception_in_a_worker_reaches_the_user_and_ends_the_job(mpirun, tmp_
 def test_a_rank_that_never_comes_ends_the_job_in_time(mpirun):
     began = time.monotonic()
     ended = mpirun(2, HERE / "run_absent.py", timeout=60, env={"ELCHE_STALL_SECONDS": "1"})
-    assert ended.returncode != 0
+    assert ended.returncode == 5
     assert "DeadlineError" in ended.stderr
     assert "within 1 s" in ended.stderr
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("options", [(), ("--with-ft", "ulfm")])
+def test_a_forked_child_that_exits_ends_nothing_of_its_parents(mpirun, request, options):
+    if options:
+        request.getfixturevalue("ulfm")
+    ended = mpirun(2, HERE / "run_fork.py", options=options, timeout=40)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(ended.stdout.split()) == ["child", "child", "trained", "trained"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("term", 143), ("raise", 1)])
+def test_the_last_ranks_exit_code_is_the_jobs(mpirun, ulfm, end, code):
+    ended = mpirun(2, HERE / "run_last.py", end, options=("--with-ft", "ulfm"), timeout=40)
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    assert ended.stderr.count("ValueError: the last one") == (end == "raise")

@@ -203,6 +203,13 @@ def test_fewer_than_half_go_on_only_where_the_rest_is_gone_or_has_left():
     leaver = Answer(4, 7, False, 3, entered=True, left=True)
     assert roll_call(view, answers(0, 1, leaver), gone=[2, 3], silent=[]).view.processes == (0, 1)
     assert roll_call(view, answers(0, 1, 2), gone=[], silent=[3, 4]).view.processes == (0, 1, 2)
+
+
+def test_a_newcomer_without_the_state_is_not_counted_where_another_is_silent():
+    """Its donor is stopped: the one other old member is half of those that could go on."""
+    newcomer = Answer(2, 0, False, 0, entered=False)
+    assert roll_call(first_view(3), answers(0, newcomer), gone=[], silent=[1]).view.processes == (0,)
+    assert roll_call(first_view(4), answers(0, newcomer), gone=[], silent=[1, 3]).view is None
     assert roll_call(first_view(4), answers(0, 3), gone=[], silent=[1, 2]).view.processes == (0, 3)
 
 
