@@ -1,7 +1,7 @@
 """Train a small GPT on the text of Python's own standard library, character by character.
 
 mpirun -np 2 python examples/char_lm.py
-mpirun -np 4 python examples/char_lm.py --speeds 1,1,2,4
+elche-run -np 4 examples/char_lm.py --speeds 1,1,2,4
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Train a small network on scikit-learn's digits with elche: `diff` it with train_torch.py.
 
-mpirun -np 4 python examples/train_elche.py --speeds 1,1,2,4    # an emulated rig, on any machine
-mpirun -np 2 python examples/train_elche.py                     # two ranks, as fast as they are
-python examples/train_elche.py                                  # one
+elche-run -np 4 examples/train_elche.py --speeds 1,1,2,4    # an emulated rig, on any machine
+mpirun -np 2 python examples/train_elche.py                 # two ranks, as fast as they are
+python examples/train_elche.py                              # one
 """
 
 from __future__ import annotations
