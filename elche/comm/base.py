@@ -60,6 +60,10 @@ class Comm(Protocol):
         """Sum `sends[i]` over the ranks into `recvs[i]`, for all i at once; `sends` stay as they were."""
         ...
 
+    def all_to_all(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return in row w what rank w has for this one, its `send[rank]`; `send` is `(size, ...)`."""
+        ...
+
     def broadcast(
         self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None
     ) -> None:
@@ -221,6 +225,13 @@ def require_root(root: int, size: int) -> None:
     """Raise `ConfigError` if there is no rank `root`."""
     if not 0 <= root < size:
         raise ConfigError(f"root must be in 0..{size - 1}, got {root}")
+
+
+def require_rows(send: Buffer, size: int) -> None:
+    """Raise `ConfigError` if `send` has not one row for each rank, or cannot be passed without a copy."""
+    if send.shape[:1] != (size,):
+        raise ConfigError(f"all_to_all takes one row for each of {size} ranks, got shape {send.shape}")
+    require_contiguous("all_to_all", send)
 
 
 def require_contiguous(verb: str, *buffers: Buffer) -> None:

@@ -16,6 +16,7 @@ from elche.comm.base import (
     require_contiguous,
     require_pairs,
     require_root,
+    require_rows,
     require_seconds,
 )
 from elche.errors import CommError, ConfigError, DeadlineError
@@ -112,6 +113,13 @@ class MemoryComm:
         sums = self._meet(f"all_reduce of {_kinds(sends)}", sends, _sum_in_rank_order, deadline_seconds)
         for recv, total in zip(recvs, sums, strict=True):
             np.copyto(recv, total)
+
+    def all_to_all(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return in row w what rank w has for this one, its `send[rank]`; `send` is `(size, ...)`."""
+        require_rows(send, self.size)
+        call = f"all_to_all of {_kinds([send])}"
+        sent: Buffer = self._meet(call, send, lambda rows_w: np.stack(rows_w, axis=1), deadline_seconds)
+        return np.copy(sent[self.rank])
 
     def broadcast(
         self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None

@@ -20,6 +20,7 @@ from elche.comm.base import (
     require_contiguous,
     require_pairs,
     require_root,
+    require_rows,
     require_seconds,
 )
 from elche.comm.mpi_start import start_mpi
@@ -127,6 +128,19 @@ class MpiComm:
         ]
         num_bytes = sum(send.nbytes for send in sends)
         self._complete("all_reduce", self._comm.Iallreduce, calls, deadline_seconds, num_bytes)
+
+    def all_to_all(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return in row w what rank w has for this one, its `send[rank]`; `send` is `(size, ...)`."""
+        require_rows(send, self.size)
+        rows = np.empty_like(send)
+        sent, heard = (array.reshape(self.size, -1).view(np.uint8) for array in (send, rows))
+        starts = range(0, sent.shape[1], self._max_count)
+        parts = [np.ascontiguousarray(sent[:, start : start + self._max_count]) for start in starts]
+        calls = [(part, heard if len(parts) == 1 else np.empty_like(part)) for part in parts]
+        self._complete("all_to_all", self._comm.Ialltoall, calls, deadline_seconds, send.nbytes)
+        if len(parts) > 1:
+            np.concatenate([part for _, part in calls], axis=1, out=heard)
+        return rows
 
     def broadcast(
         self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from elche.comm.base import DEADLINE_SECONDS, Buffer, require_contiguous, require_pairs, require_root
+from elche.comm.base import (
+    DEADLINE_SECONDS,
+    Buffer,
+    require_contiguous,
+    require_pairs,
+    require_root,
+    require_rows,
+)
 from elche.comm.mpi_call import Call
 from elche.comm.neighbours import Neighbours
 from elche.comm.polling import Poller
@@ -87,7 +94,8 @@ class MpiDirectComm:
                 rows: Buffer = np.empty((self.size, *send.shape), send.dtype)
                 rows[self.rank] = send
                 flat = rows.reshape(self.size, -1).view(np.uint8)
-                call.do_in_turns(self._gather(call, flat[:, piece]) for piece in _pieces(flat[0]))
+                sends = [flat[self.rank]] * self.size
+                call.do_in_turns(self._exchange(call, sends, flat, piece) for piece in _pieces(flat[0]))
             else:
                 table = self._table([send])
                 table.own[0][...] = send
@@ -111,6 +119,16 @@ class MpiDirectComm:
                 call.run(table.requests)
                 for rows, recv in zip(table.rows, recvs, strict=True):
                     _sum(rows, recv)
+
+    def all_to_all(self, send: Buffer, *, deadline_seconds: float | None = None) -> Buffer:
+        """Return in row w what rank w has for this one, its `send[rank]`; `send` is `(size, ...)`."""
+        require_rows(send, self.size)
+        rows = np.empty_like(send)
+        rows[self.rank] = send[self.rank]
+        sends, flat = (array.reshape(self.size, -1).view(np.uint8) for array in (send, rows))
+        with Call(self, "all_to_all", deadline_seconds, send.nbytes) as call:
+            call.do_in_turns(self._exchange(call, sends, flat, piece) for piece in _pieces(flat[0]))
+        return rows
 
     def broadcast(
         self, buffers: Sequence[Buffer], *, root: int, deadline_seconds: float | None = None
@@ -174,9 +192,12 @@ class MpiDirectComm:
         requests = self.rendezvous.wire.plan(sends, receives, self.tag)
         return _Table(rows, [row[self.rank, ...] for row in rows], requests)
 
-    def _gather(self, call: Call, rows: Buffer) -> Iterator[None]:
-        heard = call.receive((rows[rank], rank) for rank in self._others)
-        told = call.send((rows[self.rank], rank) for rank in self._others)
+    def _exchange(
+        self, call: Call, sends: Sequence[Buffer] | Buffer, rows: Buffer, piece: slice
+    ) -> Iterator[None]:
+        """Send a piece of each rank's row, and receive that of one's own from each."""
+        heard = call.receive((rows[rank, piece], rank) for rank in self._others)
+        told = call.send((sends[rank][piece], rank) for rank in self._others)
         yield
         call.wait(heard)
         call.wait(told)

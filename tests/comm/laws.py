@@ -64,6 +64,18 @@ def broadcast_bytes_takes_any_length_from_any_root(comm: Comm, meet: Meet) -> No
             assert broadcast_bytes(comm, mine, root=root) == bytes([7 + root]) * length
 
 
+def all_to_all_brings_each_rank_its_row_of_every_rank(comm: Comm, meet: Meet) -> None:
+    for dtype in (np.float32, np.int64, np.uint8):
+        for n in SIZES:
+            send = np.array([[10 * comm.rank + to] * n for to in range(comm.size)], dtype).reshape(
+                comm.size, n
+            )
+            rows = comm.all_to_all(send)
+            assert (rows.dtype, rows.shape) == (dtype, (comm.size, n))
+            assert rows.tolist() == [[10 * origin + comm.rank] * n for origin in range(comm.size)]
+            assert send.tolist() == [[10 * comm.rank + to] * n for to in range(comm.size)]
+
+
 def all_reduce_sums_exactly_out_of_place(comm: Comm, meet: Meet) -> None:
     rank_sum = {1: 1, 2: 3, 3: 6, 4: 10}[comm.size]
     for dtype in (np.float32, np.float64, np.int64, np.int32, np.uint8):
@@ -179,6 +191,8 @@ def wrong_arguments_are_refused_before_anything_is_sent(comm: Comm, meet: Meet) 
         "got >f4": lambda: comm.all_reduce([np.zeros(2, ">f4")], [np.zeros(2, ">f4")]),
         r"all_reduce takes C-contiguous.*\(16,\)": lambda: comm.all_reduce([a], [strided]),
         "all_gather takes C-contiguous": lambda: comm.all_gather(strided),
+        "all_to_all takes C-contiguous": lambda: comm.all_to_all(np.zeros((comm.size, 4, 4))[:, :, 0]),
+        rf"one row for each of {comm.size} ranks, got shape \(9,\)": lambda: comm.all_to_all(np.zeros(9)),
         "broadcast takes C-contiguous": lambda: comm.broadcast([a, strided], root=0),
         f"root must be in 0..{comm.size - 1}, got {comm.size}": lambda: comm.broadcast([a], root=comm.size),
         "got -1": lambda: comm.broadcast([a], root=-1),
@@ -226,6 +240,7 @@ def close_is_final_and_may_be_repeated(comm: Comm, meet: Meet) -> None:
         "all_gather": lambda: comm.all_gather(one),
         "all_reduce": lambda: comm.all_reduce([one], [two]),
         "broadcast": lambda: comm.broadcast([one], root=0),
+        "all_to_all": lambda: comm.all_to_all(np.zeros((comm.size, 1))),
         "agree": lambda: comm.agree(True),
     }.items():
         with pytest.raises(CommError, match=f"rank {comm.rank} of {comm.size} cannot {name}: it was closed"):
@@ -240,6 +255,7 @@ LAWS = {
         all_gather_result_is_ones_own,
         all_gather_bytes_takes_uneven_and_empty,
         broadcast_bytes_takes_any_length_from_any_root,
+        all_to_all_brings_each_rank_its_row_of_every_rank,
         all_reduce_sums_exactly_out_of_place,
         all_reduce_takes_many_pairs_of_mixed_dtypes,
         all_reduce_gives_the_same_bits,
@@ -255,6 +271,7 @@ LAWS = {
 }
 IN_PARTS = (  # also where one call cannot name so many elements
     "all_gather_stacks_in_rank_order",
+    "all_to_all_brings_each_rank_its_row_of_every_rank",
     "all_reduce_takes_many_pairs_of_mixed_dtypes",
     "all_reduce_gives_the_same_bits",
     "broadcast_overwrites_with_the_roots",
