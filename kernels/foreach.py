@@ -27,6 +27,7 @@ from torch import Tensor
 from elche.kernels.layout import SlotLayout, dense_1d, real_pair
 
 LARGE = 16_384  # mean elements of a slot from which fewer passes beat fewer calls
+BLOCK = 65_536  # elements of a pass over flat tensors: two of float32 fit the cache of a core
 
 
 @torch.no_grad()
@@ -88,6 +89,69 @@ def flag_nonfinite_(flag: Tensor, tensors: Sequence[Tensor | None]) -> None:
     if reals and not (large and all(math.isfinite(real.sum()) for real in reals)):
         # A product with 1 leaves every bit of a finite number.
         torch._amp_foreach_non_finite_check_and_unscale_(reals, flag, torch.ones(1))
+
+
+@torch.no_grad()
+def cast_scale_(out_n: Tensor, in_n: Tensor, scale: float | Tensor) -> None:
+    """See `elche.kernels.cast_scale_`."""
+    factor = float(scale)
+    if out_n.dtype == torch.float32:
+        out_n.copy_(in_n).mul_(factor)
+    else:
+        out_n.copy_(in_n if factor == 1.0 else in_n * factor)
+
+
+@torch.no_grad()
+def weighted_sum(out_n: Tensor, shards_wn: Tensor, weights_w: Tensor) -> None:
+    """See `elche.kernels.weighted_sum`."""
+    weighted = [(shard_n, w) for shard_n, w in zip(shards_wn, weights_w.tolist(), strict=True) if w != 0.0]
+    if not weighted:
+        out_n.zero_()
+    for k, (shard_n, weight) in enumerate(weighted):
+        if k:
+            out_n.add_(shard_n, alpha=weight)
+        else:
+            out_n.copy_(shard_n).mul_(weight)
+
+
+@torch.no_grad()
+def drift(pre_n: Tensor, post_n: Tensor) -> Tensor:
+    """See `elche.kernels.drift`: by blocks that stay in the cache between their three products."""
+    sums = [0.0, 0.0, 0.0]
+    apart_n = torch.empty(min(BLOCK, pre_n.numel()), dtype=pre_n.dtype)
+    for pre, post in zip(torch.split(pre_n, BLOCK), torch.split(post_n, BLOCK), strict=True):
+        apart = torch.sub(pre, post, out=apart_n[: len(pre)])
+        for k, x in enumerate((pre, post, apart)):
+            sums[k] += torch.dot(x, x).item()
+    return torch.tensor(sums, dtype=torch.float64).sqrt_()
+
+
+@torch.no_grad()
+def outer_step_(
+    global_n: Tensor,
+    consensus_n: Tensor,
+    lr: float | Tensor,
+    momentum: float | Tensor,
+    velocity_n: Tensor | None,
+    *,
+    nesterov: bool,
+) -> None:
+    """See `elche.kernels.outer_step_`."""
+    step_n = global_n - consensus_n
+    if velocity_n is not None:
+        velocity_n.mul_(float(momentum)).add_(step_n)
+        step_n = step_n.add_(velocity_n, alpha=float(momentum)) if nesterov else velocity_n
+    global_n.sub_(step_n, alpha=float(lr))
+
+
+@torch.no_grad()
+def lerp_(x_n: Tensor, y_n: Tensor, weight: float | Tensor) -> None:
+    """See `elche.kernels.lerp_`."""
+    factor = float(weight)
+    if factor == 1.0:
+        x_n.copy_(y_n)
+    elif factor != 0.0:
+        x_n.lerp_(y_n, factor)
 
 
 def _pairs(

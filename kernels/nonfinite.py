@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from elche.kernels.chunk import aligned, load
 from elche.kernels.layout import SlotLayout, real_pair
 from elche.kernels.tables import launch_chunks, locate, tables_of
 
@@ -45,12 +46,10 @@ def flag_nonfinite_kernel(flag_ptr, chunks_ptr, sources_ptr, CHUNK: tl.constexpr
 @triton.jit
 def _flag(flag_ptr, address, start, count, DTYPE: tl.constexpr, CHUNK: tl.constexpr):
     tensor_ptr = address.to(tl.pointer_type(DTYPE))
-    lanes = tl.arange(0, CHUNK)
-    if (count == CHUNK) & (address % 16 == 0):
-        chunk_ptr = tl.multiple_of(tensor_ptr + start, 16)
-        _raise(flag_ptr, tl.load(chunk_ptr + lanes))
+    if (count == CHUNK) & aligned(tensor_ptr):
+        _raise(flag_ptr, load(tensor_ptr, start, count, CHUNK, True))
     else:
-        _raise(flag_ptr, tl.load(tensor_ptr + start + lanes, mask=lanes < count, other=0.0))
+        _raise(flag_ptr, load(tensor_ptr, start, count, CHUNK, False))
 
 
 @triton.jit

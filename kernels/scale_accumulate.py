@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from elche.kernels.chunk import aligned, load, scalar_on, store
 from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_bucket
-from elche.kernels.tables import launch_chunks, locate, scalar_on, tables_of
+from elche.kernels.tables import launch_chunks, locate, tables_of
 
 
 def launch(
@@ -59,27 +60,27 @@ def scale_accumulate_kernel(
     Bytes per element: the tensor's read, the bucket's written, and read with ACCUMULATE; 48 per chunk.
     """
     address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
-    weight = tl.load(weight_ptr).to(bucket_ptr.dtype.element_ty)
+    weight = tl.load(weight_ptr)
     if nonfinite_ptr is not None:
         weight = tl.where(tl.load(nonfinite_ptr) != 0.0, 0.0, weight)
-    slot_ptr = bucket_ptr + first * GROUP
+    slot = first * GROUP
     if address == 0:
         if not ACCUMULATE:
-            lanes = tl.arange(0, CHUNK)
-            tl.store(slot_ptr + lanes, tl.zeros([CHUNK], weight.dtype), mask=lanes < count)
+            store(bucket_ptr, slot, count, tl.zeros([CHUNK], weight.dtype), CHUNK, False)
     elif kind == 0:
-        _add(slot_ptr, address, start, count, weight, tl.float32, ACCUMULATE, CHUNK)
+        _add(bucket_ptr, slot, address, start, count, weight, tl.float32, ACCUMULATE, CHUNK)
     elif kind == 1:
-        _add(slot_ptr, address, start, count, weight, tl.float16, ACCUMULATE, CHUNK)
+        _add(bucket_ptr, slot, address, start, count, weight, tl.float16, ACCUMULATE, CHUNK)
     elif kind == 2:
-        _add(slot_ptr, address, start, count, weight, tl.bfloat16, ACCUMULATE, CHUNK)
+        _add(bucket_ptr, slot, address, start, count, weight, tl.bfloat16, ACCUMULATE, CHUNK)
     else:
-        _add(slot_ptr, address, start, count, weight, tl.float64, ACCUMULATE, CHUNK)
+        _add(bucket_ptr, slot, address, start, count, weight, tl.float64, ACCUMULATE, CHUNK)
 
 
 @triton.jit
 def _add(
-    slot_ptr,
+    bucket_ptr,
+    slot,
     address,
     start,
     count,
@@ -89,21 +90,26 @@ def _add(
     CHUNK: tl.constexpr,
 ):
     tensor_ptr = address.to(tl.pointer_type(DTYPE))
-    lanes = tl.arange(0, CHUNK)
-    if (count == CHUNK) & (address % 16 == 0):
-        chunk_ptr = tl.multiple_of(tensor_ptr + start, 16)
-        part = _product(tl.load(chunk_ptr + lanes), weight)
-        if ACCUMULATE:
-            part += tl.load(slot_ptr + lanes)
-        tl.store(slot_ptr + lanes, part)
+    if (count == CHUNK) & aligned(tensor_ptr) & aligned(bucket_ptr):
+        _add_chunk(bucket_ptr, slot, tensor_ptr, start, count, weight, ACCUMULATE, CHUNK, True)
     else:
-        mask = lanes < count
-        part = _product(tl.load(tensor_ptr + start + lanes, mask=mask, other=0.0), weight)
-        if ACCUMULATE:
-            part += tl.load(slot_ptr + lanes, mask=mask)
-        tl.store(slot_ptr + lanes, part, mask=mask)
+        _add_chunk(bucket_ptr, slot, tensor_ptr, start, count, weight, ACCUMULATE, CHUNK, False)
 
 
 @triton.jit
-def _product(x, weight):
-    return tl.where(weight == 0.0, 0.0, x.to(weight.dtype) * weight)
+def _add_chunk(
+    bucket_ptr,
+    slot,
+    tensor_ptr,
+    start,
+    count,
+    weight,
+    ACCUMULATE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    x = load(tensor_ptr, start, count, CHUNK, WHOLE).to(weight.dtype)
+    part = tl.where(weight == 0.0, 0.0, x * weight)
+    if ACCUMULATE:
+        part += load(bucket_ptr, slot, count, CHUNK, WHOLE)
+    store(bucket_ptr, slot, count, part, CHUNK, WHOLE)

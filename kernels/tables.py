@@ -8,12 +8,6 @@ Slots of 3, 0 and 5 elements in a float32 bucket at CHUNK = 4, where the second 
              (0, 0, 0, 3), (2, 0, 1, 4), (2, 4, 2, 1)
     sources: address (0: no tensor), kind (the dtype's place in KINDS)
              (0x7f0200, 0), (0, 0), (0x7f0400, 2)
-
-Rules for the kernels that read them, each found in their PTX:
-* `tl.multiple_of` marks the operation that made the value, wherever else that value goes, and on one result
-  of a call it marks them all: masked stores then write past the end. So only the branch that knows of an
-  alignment makes the aligned pointer; places in the bucket are counted in groups and need no mark.
-* Loads and stores are 16 bytes wide only without a mask, so whole chunks have a branch of their own.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -29,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from elche.errors import ConfigError
+from elche.kernels.chunk import CHUNK, launch_programs
 from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_dense
 
-CHUNK = 2048  # 16 elements for each of 128 threads: four 16-byte loads of float32 in flight
 KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 REALS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
@@ -87,18 +81,7 @@ def launch_chunks(
     kernel: Any, data: Tensor, tables: Tables, *pointers: Tensor | None, **constants: Any
 ) -> None:
     """Launch `kernel`, one program per chunk, on the device and stream of `data`, its first argument."""
-    if len(tables.chunks):
-        with torch.cuda.device_of(data):
-            kernel[(len(tables.chunks),)](
-                data,
-                tables.chunks,
-                tables.sources,
-                *pointers,
-                CHUNK=CHUNK,
-                num_warps=4,
-                enable_fp_fusion=False,  # products are rounded before sums, as in the reference
-                **constants,
-            )
+    launch_programs(kernel, len(tables.chunks), data, tables.chunks, tables.sources, *pointers, **constants)
 
 
 def source_rows(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torch.device) -> Rows:
@@ -124,10 +107,3 @@ def _source(tensor: Tensor | None, numel: int, device: torch.device) -> tuple[in
 def _upload(table: Tensor, device: torch.device) -> Tensor:
     # Pinned memory makes the copy asynchronous; torch's pinned allocator holds it until the copy is done.
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
-
-
-def scalar_on(value: float | Tensor, bucket_n: Tensor) -> Tensor:
-    """Return `value` as a 0-d tensor on the bucket's device; a number becomes one without a host wait."""
-    if isinstance(value, Tensor) and value.device == bucket_n.device:
-        return value
-    return torch.full((), float(value), dtype=bucket_n.dtype, device=bucket_n.device)

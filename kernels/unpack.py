@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from elche.kernels.chunk import aligned, load, scalar_on, store
 from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_bucket
-from elche.kernels.tables import launch_chunks, locate, scalar_on, tables_of
+from elche.kernels.tables import launch_chunks, locate, tables_of
 
 
 def launch(
@@ -46,42 +47,31 @@ def unpack_kernel(
     Bytes per element: the bucket's read, the tensor's written; 48 per chunk.
     """
     address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
-    scale = tl.load(scale_ptr).to(bucket_ptr.dtype.element_ty)
-    slot_ptr = bucket_ptr + first * GROUP
+    scale = tl.load(scale_ptr)
+    slot = first * GROUP
     if address != 0:
         if kind == 0:
-            _store(slot_ptr, address, start, count, scale, tl.float32, CHUNK)
+            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float32, CHUNK)
         elif kind == 1:
-            _store(slot_ptr, address, start, count, scale, tl.float16, CHUNK)
+            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float16, CHUNK)
         elif kind == 2:
-            _store(slot_ptr, address, start, count, scale, tl.bfloat16, CHUNK)
+            _unpack(bucket_ptr, slot, address, start, count, scale, tl.bfloat16, CHUNK)
         else:
-            _store(slot_ptr, address, start, count, scale, tl.float64, CHUNK)
+            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float64, CHUNK)
 
 
 @triton.jit
-def _store(
-    slot_ptr,
-    address,
-    start,
-    count,
-    scale,
-    DTYPE: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+def _unpack(bucket_ptr, slot, address, start, count, scale, DTYPE: tl.constexpr, CHUNK: tl.constexpr):
     tensor_ptr = address.to(tl.pointer_type(DTYPE))
-    lanes = tl.arange(0, CHUNK)
-    if (count == CHUNK) & (address % 16 == 0):
-        chunk_ptr = tl.multiple_of(tensor_ptr + start, 16)
-        tl.store(chunk_ptr + lanes, _cast(tl.load(slot_ptr + lanes) * scale, DTYPE))
+    if (count == CHUNK) & aligned(tensor_ptr) & aligned(bucket_ptr):
+        _unpack_chunk(bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK, True)
     else:
-        mask = lanes < count
-        part = tl.load(slot_ptr + lanes, mask=mask) * scale
-        tl.store(tensor_ptr + start + lanes, _cast(part, DTYPE), mask=mask)
+        _unpack_chunk(bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK, False)
 
 
 @triton.jit
-def _cast(x, DTYPE: tl.constexpr):
-    if DTYPE.primitive_bitwidth == 16:
-        return x.to(tl.float32).to(DTYPE)  # as torch rounds float64 to half precision
-    return x.to(DTYPE)
+def _unpack_chunk(
+    bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK: tl.constexpr, WHOLE: tl.constexpr
+):
+    x = load(bucket_ptr, slot, count, CHUNK, WHOLE)
+    store(tensor_ptr, start, count, x * scale, CHUNK, WHOLE)

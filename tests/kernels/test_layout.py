@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from elche import kernels
 from elche.errors import ConfigError
 from elche.kernels import SlotLayout, dense_1d
 
@@ -100,3 +102,10 @@ def test_importing_the_kernels_and_the_cpu_path_leave_triton_alone():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[0] == "False [2.0, 2.0, 0.0, 0.0]"
+
+
+def test_no_file_of_the_kernels_bears_a_function_s_name():
+    """Importing `elche.kernels.drift` would put the module in the place of `elche.kernels.drift()`."""
+    files = {path.stem for path in Path(kernels.__file__).parent.glob("*.py")}
+    assert "drift_norms" in files
+    assert files.isdisjoint(kernels.__all__)
