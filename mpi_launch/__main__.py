@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from elche.config import read_environment, variables
 from elche.errors import ConfigError
@@ -129,20 +132,23 @@ def run_once(
     cores, shell = count_cores(os.sched_getaffinity(0)), variables()
     switchboard = Switchboard(secrets.token_hex(16), addresses_towards(remote) if remote else None, signals)
     guard = str(switchboard.address) if mpi.has_guards else None
-    env = job_variables(
-        options,
-        shell,
-        cores=cores,
-        guard=guard,
-        as_root=os.geteuid() == 0,
-        resume=resume,
-        snapshots=snapshots,
-    )
-    command = mpirun_command(options, mpi, mpirun=mpirun, cores=cores, exported=env)
-    try:
+    memory = MEMORY if Path(MEMORY).is_dir() else None
+    with (
+        contextlib.closing(switchboard),
+        tempfile.TemporaryDirectory(prefix="elche-mpi-", dir=memory, ignore_cleanup_errors=True) as scratch,
+    ):
+        env = job_variables(
+            options,
+            shell,
+            cores=cores,
+            guard=guard,
+            as_root=os.geteuid() == 0,
+            resume=resume,
+            snapshots=snapshots,
+            scratch=None if remote else scratch,
+        )
+        command = mpirun_command(options, mpi, mpirun=mpirun, cores=cores, exported=env)
         return Supervisor(options, mpi, switchboard, signals, say).run(command, env)
-    finally:
-        switchboard.close()
 
 
 def conclude(code: int, *, quiet: bool = False) -> int:

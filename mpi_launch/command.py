@@ -57,6 +57,11 @@ def ask_mpi(mpirun: str) -> Mpi:
     return Mpi.ULFM if "options:ft_mpi_support:yes" in features else Mpi.OPEN_MPI
 
 
+# Open MPI 5 keeps a job's files in /tmp and /dev/shm under its mpirun's process number. Where a killed
+# one has left some, a later of its number fails: "The PMIx server's listener thread failed to start".
+SCRATCH = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory")
+
+
 def mpirun_command(
     options: Options, mpi: Mpi, *, mpirun: str, cores: int, exported: Mapping[str, str]
 ) -> list[str]:
@@ -104,6 +109,7 @@ def job_variables(
     as_root: bool,
     resume: bool,
     snapshots: str | None,
+    scratch: str | None,
 ) -> dict[str, str]:
     """Return the environment of mpirun and its ranks.
 
@@ -115,6 +121,7 @@ def job_variables(
         as_root: whether root starts the job.
         resume: whether the job is started again.
         snapshots: where each host keeps the job's state in memory; None: nowhere.
+        scratch: directory for MPI's own files; None: wherever it puts them.
 
     Returns:
         The shell's variables and the job's.
@@ -134,6 +141,8 @@ def job_variables(
     job = {**shell, **{name: str(value) for name, value in asked.items() if value is not None}}
     if as_root:
         job |= AS_ROOT
+    if scratch is not None:
+        job = {**dict.fromkeys(SCRATCH, scratch), **job}
     if is_crowded(options, cores) and not options.hosts:
         job.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.num_ranks)))
     return job

@@ -1,8 +1,8 @@
 """Signs of life: a thread that tells the other processes, ten times a second, what this one is doing.
 
-The training loop only writes down what it is at (`at`), so a batch costs nothing. A stopped process sends
-nothing; one whose training loop hangs goes on telling for how long it has been in the same batch. How long is
-too long the sender says itself, for it knows its batches. The same thread hears the others.
+The training loop only writes down what it is at (`at`), so a batch costs next to nothing. A stopped process
+sends nothing; one whose training loop hangs goes on telling for how long it has been in the same batch. How
+long is too long the sender says itself, for it knows its batches. The same thread hears the others.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Pulse(threading.Thread):
         self._woken = self._stopped = False
         self._rendezvous, self._lock, self._pause = rendezvous, threading.Lock(), threading.Event()
         self._doing, self._since, self._limit, self._waits = "starting", self.clock.now(), 0.0, True
+        self._told_limit = 0.0
         self._interval = INTERVAL_SECONDS * max(1.0, rendezvous.num_processes / PROCESSES_PER_INTERVAL)
 
     def at(self, doing: str, limit: float, *, waits: bool = False) -> None:
@@ -118,10 +119,13 @@ class Pulse(threading.Thread):
             waits: whether it waits for others: then only silence counts, however long it takes.
         """
         self._doing, self._since, self._limit, self._waits = doing, self.clock.now(), limit, waits
+        if limit < self._told_limit:  # were it stopped now, the others would wait for as long as it told last
+            self._pause.set()
 
     def run(self) -> None:
         """Tell and hear until `stop()`."""
         while not self._stopped:
+            self._pause.clear()
             try:
                 self.tell_all(self._beat())
                 self.listen()
@@ -190,7 +194,8 @@ class Pulse(threading.Thread):
 
     def _beat(self) -> list[Any]:
         age = 0.0 if self._waits else self.clock.now() - self._since
-        return ["beat", self._doing, self.num_batches, age, self._limit]
+        self._told_limit = self._limit
+        return ["beat", self._doing, self.num_batches, age, self._told_limit]
 
     def _take(self, sender: int, kind: str, words: list[Any], now: float) -> None:
         if kind == "beat":

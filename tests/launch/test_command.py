@@ -73,11 +73,17 @@ def variables(
     as_root: bool = False,
     resume: bool = False,
     snapshots: str | None = None,
+    scratch: str | None = None,
     **asked: Any,
 ) -> Any:
     options = Options(script=("train.py",), **{"num_ranks": 2, **asked})
-    told = {"guard": "tcp:t:1:h", "as_root": as_root, "resume": resume, "snapshots": snapshots}
-    return job_variables(options, shell, cores=cores, **told)
+    told = {
+        "as_root": as_root,
+        "resume": resume,
+        "snapshots": snapshots,
+        "scratch": scratch,
+    }
+    return job_variables(options, shell, cores=cores, guard="tcp:t:1:h", **told)
 
 
 ALWAYS = {"ELCHE_SPARES": "0", "ELCHE_RESPAWN": "0", "ELCHE_MIN_RANKS": "1", "ELCHE_GUARD": "tcp:t:1:h"}
@@ -97,6 +103,10 @@ ALWAYS = {"ELCHE_SPARES": "0", "ELCHE_RESPAWN": "0", "ELCHE_MIN_RANKS": "1", "EL
         ({"as_root": True}, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}),
         ({"resume": True}, {"ELCHE_RESUME": "1"}),
         ({"snapshots": "/dev/shm/e"}, {"ELCHE_SNAPSHOTS": "/dev/shm/e"}),
+        (
+            {"scratch": "/dev/shm/s"},
+            {"PRTE_MCA_prte_tmpdir_base": "/dev/shm/s", "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/s"},
+        ),
     ],
 )
 def test_the_variables(asked: dict[str, Any], added: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,17 @@ def test_an_mpirun_that_cannot_start_says_so(start):
     assert code == 1
     assert "before any rank was started" in err
     assert job.notes() == []
+
+
+def test_mpis_own_files_are_in_a_directory_of_the_jobs_own_which_goes_with_it(ulfm, tmp_path):
+    script = tmp_path / "where.py"
+    name = "OMPI_MCA_btl_sm_backing_directory"
+    script.write_text(f"import os; print(*os.listdir(where := os.environ['{name}']), where)")
+    command = [sys.executable, "-m", RUN, "-np", "1", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    *there, where = ended.stdout.split()
+    assert there
+    assert not Path(where).exists()
 
 
 def test_wrong_settings_are_refused_before_anything_starts(start):
