@@ -1,0 +1,120 @@
+"""Sums of buckets in two bytes an element: rounded on their way, summed in float32.
+
+1. Rank w casts its float32 bucket to the wire type. float16 alone could not hold the sum of four 30,000 and
+   would flush 1e-8: the bucket is divided first by a power of two, s_w, that brings its largest element near
+   the top.
+2. All to all: rank r gets shard r of every rank's bucket, with s_w.
+3. It sums them in float32, in rank order: sum over w of s_w * shard_w.
+4. The sum is cast in the same way and all-gathered. All ranks decode the same bytes and get the same bits.
+
+Legend: `_n`, elements of a bucket; `_wb`, a message of bytes for each rank, or from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elche.comm.base import Comm
+from elche.kernels import cast_scale_, weighted_sum
+
+HEADER_BYTES = 16  # the power of two, as float32, and room to align what follows
+SHARD_ALIGN = 8  # elements
+TOP_EXPONENT = 15  # float16 ends below 2^16
+LEAST_EXPONENT = -126  # of the smallest normal float32
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """What gradients travel as; `elche.Compression` has those there are.
+
+    Attributes:
+        name: of the wire type.
+        dtype: the wire type; None: as they are.
+        error_feedback: whether what is rounded off is added to the next window's sum.
+    """
+
+    name: str
+    dtype: torch.dtype | None
+    error_feedback: bool = False
+
+    def with_error_feedback(self) -> WireFormat:
+        """Return this format, with what it rounds off owed to the next window."""
+        return replace(self, error_feedback=self.dtype is not None)
+
+
+class Compression:
+    """How gradients travel, for `DistributedOptimizer(compression=...)`; sums are float32 in any case."""
+
+    none = WireFormat("none", None)
+    bf16 = WireFormat("bf16", torch.bfloat16)
+    fp16 = WireFormat("fp16", torch.float16)
+
+
+class WireSum:
+    """Sums float32 buckets over the ranks in a wire type; on host memory."""
+
+    def __init__(self, comm: Comm, dtype: torch.dtype) -> None:
+        """Sum over `comm`.
+
+        Args:
+            comm: the ranks.
+            dtype: the wire type, bfloat16 or float16.
+        """
+        self._comm, self._dtype = comm, dtype
+
+    def all_reduce(self, own_n: Tensor, sum_n: Tensor) -> Tensor:
+        """Sum over the ranks; collective.
+
+        Args:
+            own_n: this rank's bucket, float32 on the CPU; it stays as it is.
+            sum_n: becomes the sum, the same bits on every rank.
+
+        Returns:
+            What was rounded off here: of this rank's bucket, and of the sum in the shard that it has summed.
+        """
+        comm, total = self._comm, own_n.numel()
+        shard = -(-total // (comm.size * SHARD_ALIGN)) * SHARD_ALIGN
+        parts = [slice(min(total, shard * rank), min(total, shard * (rank + 1))) for rank in range(comm.size)]
+        sent_wb = np.zeros((comm.size, HEADER_BYTES + 2 * shard), np.uint8)
+        self._write(sent_wb, [own_n[part] for part in parts], _unit(own_n, self._dtype))
+        lost_n = own_n - self._read_all(sent_wb, parts, torch.empty_like(own_n))
+
+        units_w, shards_wn = self._open(comm.all_to_all(sent_wb))
+        summed_n = weighted_sum(shards_wn, units_w)
+        told_wb = np.zeros((1, HEADER_BYTES + 2 * shard), np.uint8)
+        self._write(told_wb, [summed_n], _unit(summed_n, self._dtype))
+        self._read_all(comm.all_gather(told_wb[0]), parts, sum_n)
+        mine = parts[comm.rank]
+        lost_n[mine] += summed_n[: mine.stop - mine.start] - sum_n[mine]
+        return torch.where(lost_n.isfinite(), lost_n, 0.0)
+
+    def _open(self, messages_wb: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the power of two and the elements of each message, without a copy of these."""
+        bytes_wb = torch.from_numpy(messages_wb)
+        units_w = bytes_wb[:, :4].contiguous().view(torch.float32)[:, 0]
+        return units_w, bytes_wb[:, HEADER_BYTES:].view(self._dtype)
+
+    def _write(self, messages_wb: np.ndarray, parts: list[Tensor], unit: float) -> None:
+        messages_wb[:, :4] = np.frombuffer(np.float32(unit).tobytes(), np.uint8)
+        _, rows_wn = self._open(messages_wb)
+        for row_n, part_n in zip(rows_wn, parts, strict=True):
+            cast_scale_(row_n[: part_n.numel()], part_n, 1.0 / unit)
+
+    def _read_all(self, messages_wb: np.ndarray, parts: list[slice], out_n: Tensor) -> Tensor:
+        units_w, rows_wn = self._open(messages_wb)
+        for unit, row_n, part in zip(units_w.tolist(), rows_wn, parts, strict=True):
+            cast_scale_(out_n[part], row_n[: part.stop - part.start], unit)
+        return out_n
+
+
+def _unit(value_n: Tensor, dtype: torch.dtype) -> float:
+    """Return the power of two to divide by; 1 for bfloat16, which ends where float32 does, and for inf."""
+    largest = float(value_n.abs().max()) if value_n.numel() and dtype is torch.float16 else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return 1.0
+    return 2.0 ** max(math.frexp(largest)[1] - TOP_EXPONENT, LEAST_EXPONENT)
