@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
 STDLIB_ONLY = {"policy", "errors", "events", "config", "environment", "mpi_launch"}
 HEAVY = {
     "mpi4py": ("elche/comm/mpi.py", "elche/comm/mpi_"),
-    "cupy": ("elche/comm/nccl.py",),
+    "cupy": ("elche/comm/nccl.py", "elche/comm/nccl_"),
     "triton": ("kernels/",),
     "torch": (
         "kernels/",
