@@ -77,6 +77,8 @@ def shutdown(reason: str | None = None, exit_code: int = 0) -> None:
         world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))
     world.guard.tell({"event": "stop", "reason": reason, "exit_code": exit_code})
     world.log.close()
+    if world.reducers is not None:
+        world.reducers.close()
     if world.group is not None:
         if together:
             world.group.end(reason)

@@ -38,6 +38,14 @@ class Engine(Protocol):
         ...
 
 
+class Reducers(Protocol):
+    """What sums gradients over the ranks, as far as the world has to know it."""
+
+    def close(self) -> None:
+        """Give back what it has, before this process ends."""
+        ...
+
+
 @dataclass
 class World:
     """One rank's view of the job.
@@ -54,6 +62,7 @@ class World:
         ending: how this process ends; None where it is not elche's to say.
         guard: the line to this process's guard, which says nothing where there is none.
         engine: what trains here now, or did last; None before the first optimizer is wrapped.
+        reducers: what sums gradients; None before the first optimizer is wrapped.
         pid: the process that called `init()`; a fork of it is no rank.
         started: `time.perf_counter()` at the job's common start.
     """
@@ -68,6 +77,7 @@ class World:
     ending: Ending | None = None
     guard: GuardLine = field(default_factory=lambda: GuardLine(None))
     engine: Engine | None = None
+    reducers: Reducers | None = None
     pid: int = field(default_factory=os.getpid)
     started: float = field(default_factory=time.perf_counter)
     _beat_at: float = 0.0

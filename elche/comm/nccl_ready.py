@@ -33,12 +33,12 @@ def import_cupy() -> Any:
     return cupy
 
 
-def find(cuda: str | None, load: Callable[[], Any] = import_cupy) -> tuple[Any, str | None]:
+def find(cuda: str | None, load: Callable[[], Any] | None = None) -> tuple[Any, str | None]:
     """Return CuPy, and why it cannot be used here; None: it can.
 
     Args:
         cuda: the version of CUDA that PyTorch was built for, such as "12.8"; None: for none.
-        load: imports CuPy.
+        load: imports CuPy; None: `import_cupy`.
 
     Returns:
         CuPy, None where there is none, and a reason.
@@ -48,7 +48,7 @@ def find(cuda: str | None, load: Callable[[], Any] = import_cupy) -> tuple[Any, 
     major = int(cuda.partition(".")[0])
     advice = ADVICE.format(major=major)
     try:
-        cupy = load()
+        cupy = (load or import_cupy)()
     except ModuleNotFoundError:
         return None, f"CuPy is not installed: {advice}"
     except ImportError as error:

@@ -6,12 +6,11 @@ Legend: `_n`, elements of a bucket, padding included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from elche.comm.base import Buffer
 from elche.kernels import SlotLayout, flag_nonfinite_, scale_accumulate_, unpack_
 
 CAP_BYTES = 32 * 2**20  # a larger one hides less behind the next; MPI is at full speed from 4 MiB on
@@ -37,9 +36,6 @@ class Bucket:
     sum_n: Tensor
     _own_views: list[Tensor]
     _sum_views: list[Tensor]
-    _own_host: Tensor = field(init=False)
-    _sum_host: Tensor = field(init=False)
-    _arrays: tuple[Buffer, Buffer] = field(init=False)
 
     @classmethod
     def of(cls, indices: Sequence[int], like: Sequence[Tensor]) -> Bucket:
@@ -48,16 +44,6 @@ class Bucket:
         layout = SlotLayout.of([real_numel(tensor) for tensor in like], dtype)
         own_n, sum_n = (torch.zeros(layout.total, dtype=dtype, device=device) for _ in range(2))
         return cls(tuple(indices), layout, own_n, sum_n, layout.views(own_n, like), layout.views(sum_n, like))
-
-    def __post_init__(self) -> None:
-        """Keep a pinned mirror for a device's buckets; the CPU's own are what MPI sees."""
-        if self.own_n.device.type == "cpu":
-            self._own_host, self._sum_host = self.own_n, self.sum_n
-        else:
-            self._own_host, self._sum_host = (
-                torch.empty(self.layout.total, dtype=self.own_n.dtype, pin_memory=True) for _ in range(2)
-            )
-        self._arrays = self._own_host.numpy(), self._sum_host.numpy()
 
     def accumulate_(
         self, grads: Sequence[Tensor | None], weight: float, first: bool, nonfinite: Tensor | None
@@ -76,17 +62,6 @@ class Bucket:
     def clear_(self) -> None:
         """Forget what was accumulated."""
         self.own_n.zero_()
-
-    def to_host(self) -> tuple[Buffer, Buffer]:
-        """Return host arrays to reduce from and into; copies from a device are started, not awaited."""
-        if self._own_host is not self.own_n:
-            self._own_host.copy_(self.own_n, non_blocking=True)
-        return self._arrays
-
-    def from_host(self) -> None:
-        """Bring the reduced sum back to the device."""
-        if self._sum_host is not self.sum_n:
-            self.sum_n.copy_(self._sum_host, non_blocking=True)
 
     def unpack_(self, grads: Sequence[Tensor | None], scale: float | Tensor) -> None:
         """Write scale * sum into each gradient that is not None."""

@@ -1,7 +1,7 @@
 """What the ranks tell each other at a window's end: one row of float64 each, one all-gather.
 
-Numbers first, then truths (which parameters have a gradient, which buffers changed) as the bits of whole
-numbers, each small enough for a float64 to hold exactly.
+Numbers first, then truths (which parameters have a gradient, which buffers changed, whether they are on a
+GPU) as the bits of whole numbers, each small enough for a float64 to hold exactly.
 """
 
 from __future__ import annotations
@@ -82,12 +82,22 @@ NUM_NUMBERS = NUM_HEAD + NUM_FIELDS
 
 @dataclass(frozen=True)
 class Met:
-    """What the ranks told each other in one exchange; lists are by rank."""
+    """What the ranks told each other in one exchange.
+
+    Attributes:
+        rows: every rank's word.
+        slots: every rank's slot.
+        present: by parameter, whether some rank has a gradient.
+        changed: by buffer, whether it changed on some rank.
+        some_on_gpu: whether some rank has its gradients on a GPU.
+        generation: of these ranks.
+    """
 
     rows: list[Row]
     slots: list[int]
     present: list[bool]
     changed: list[bool]
+    some_on_gpu: bool
     generation: int
 
     @property

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elche.comm.base import Buffer
 from elche.errors import ConfigError
-from elche.training.buckets import make_buckets
+from elche.training.buckets import Bucket, make_buckets
 
 
 class Gradients:
@@ -122,15 +121,12 @@ class Gradients:
         weight = sum(self._weights[index] for index in kept)
         return float(weight), sum(self._samples[index] for index in kept), len(flags) - len(kept)
 
-    def to_host(self) -> tuple[list[Buffer], list[Buffer]]:
-        """Return the host arrays to reduce from and into; a rank without a batch sends zeros."""
+    def to_reduce(self) -> list[Bucket]:
+        """Return the buckets, to be summed over the ranks; a rank without a batch has zeros in them."""
         if not self._weights:
             for bucket in self._buckets:
                 bucket.clear_()
-        pairs = [bucket.to_host() for bucket in self._buckets]
-        if self.device.type != "cpu":
-            torch.cuda.current_stream().synchronize()
-        return [own for own, _ in pairs], [total for _, total in pairs]
+        return self._buckets
 
     def commit(self, present: Sequence[bool], scale: float, max_norm: float | None) -> None:
         """Give every parameter its mean gradient, scale * sum, clipped; None where no rank had one.
@@ -140,8 +136,6 @@ class Gradients:
             scale: 1 / total weight.
             max_norm: largest 2-norm of the whole mean gradient; None: no limit.
         """
-        for bucket in self._buckets:
-            bucket.from_host()
         grads = self._targets(present)
         factor = scale if max_norm is None else self._clipped(scale, max_norm)
         for bucket in self._buckets:

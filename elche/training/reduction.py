@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 
 from elche.errors import CommError, UsageError
+from elche.training import streams
 from elche.training.buffers import Buffers
 from elche.training.exchange import Exchange, Met, Row
 from elche.training.gradients import Gradients
+from elche.training.reducers import Reducers
 from elche.training.replicas import Replicas
 from elche.world import World
 
@@ -42,6 +44,7 @@ class Reduction:
         """
         self._world, self._exchange = world, exchange
         self._gradients, self._buffers, self._replicas = gradients, buffers, replicas
+        self._reducers = Reducers.of(world)
         self.reduced, self.sync_ms = False, 0.0
 
     def meet(self, row: Row) -> Met:
@@ -58,9 +61,11 @@ class Reduction:
         """
         self.reduced = False
         world, present = self._world, self._gradients.present
-        rows, truths = self._exchange.meet(row, [*present, *self.changed_buffers(row.window)])
+        on_gpu = streams.is_gpu(self._gradients.device)
+        rows, truths = self._exchange.meet(row, [*present, *self.changed_buffers(row.window), on_gpu])
         generation = 0 if world.group is None else world.group.view.generation
-        return Met(rows, world.slots, truths[: len(present)], truths[len(present) :], generation)
+        *truths, some_on_gpu = truths
+        return Met(rows, world.slots, truths[: len(present)], truths[len(present) :], some_on_gpu, generation)
 
     def reduce(self, met: Met, num_updates: int) -> None:
         """Sum over the ranks, out of place, and agree that all have.
@@ -72,18 +77,22 @@ class Reduction:
         Raises:
             CommError: somebody is lost.
         """
+        device = self._gradients.device
+        reducer = self._reducers.prepare(self, device, some_on_gpu=met.some_on_gpu)
         begun = time.perf_counter()
         settings, told = [row.settings for row in met.rows], [row.told for row in met.rows]
         self._replicas.agree_on_settings(settings, told, num_updates)
         rank, comm = self._world.rank, self._world.comm
-        sends, sums = self._gradients.to_host()
-        more_sends, more_sums = self._buffers.pack(met.changed, met.moved, rank)
-        sends, sums = [*sends, *more_sends], [*sums, *more_sums]
-        comm.all_reduce(sends, sums)
+        sends, sums = self._buffers.pack(met.changed, met.moved, rank)
+        reducer.all_reduce(self._gradients.to_reduce(), sends, sums)
         self.reduced = True
         if not comm.agree(True):
             raise CommError("the window was not agreed on by all ranks")
         self.sync_ms = 1e3 * (time.perf_counter() - begun)
+
+    def retire(self) -> None:
+        """Let nothing go on that was begun with the ranks there were; does not wait."""
+        self._reducers.retire()
 
     def changed_buffers(self, window: int) -> list[bool]:
         """Return, by buffer, whether it changed; one that cannot be averaged ends the job for all."""

@@ -94,6 +94,7 @@ class Survival:
         if group is None:
             raise  # noqa: PLE0704 - the CommError that is being handled
         noticed = time.perf_counter()
+        self._reduction.retire()
         while True:
             group.heal(lambda: (self._job.window, self._reduction.reduced), self._follow)
             if not group.inside:
@@ -253,6 +254,7 @@ class Survival:
 
     def come_back(self) -> bool:
         """Knock after having been set aside; or end, where this rank was asked to leave."""
+        self._reduction.retire()
         self._losses.clear()
         if self.stopping.is_leaving:
             self.stopping.leave()

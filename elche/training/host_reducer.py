@@ -1,0 +1,109 @@
+"""Sums of buckets through host memory, over the ranks' own communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from elche.comm.base import Buffer, Comm
+from elche.comm.polling import Poller
+from elche.errors import DeadlineError
+from elche.training import streams
+from elche.training.buckets import Bucket
+from elche.training.reducer import Free
+from elche.training.streams import SideStream
+
+
+class HostReducer(Free):
+    """Sums over the communicator that all ranks have, which takes host memory.
+
+    Where no rank has its buckets on a GPU, all go at once. Else a GPU's go through pinned memory, one by one:
+    bucket k + 1 comes out while bucket k is summed.
+    """
+
+    def __init__(self, comm: Comm, *, one_by_one: bool) -> None:
+        """Sum over `comm`.
+
+        Args:
+            comm: the ranks.
+            one_by_one: whether some rank has its buckets on a GPU.
+        """
+        self._comm, self._one_by_one = comm, one_by_one
+        self._staging: _Staging | None = None
+
+    def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
+        """Sum over the ranks, see `Reducer`."""
+        if not self._one_by_one:
+            owns, totals = (
+                [_array(bucket.own_n) for bucket in buckets],
+                [_array(bucket.sum_n) for bucket in buckets],
+            )
+            self._comm.all_reduce([*owns, *sends], [*totals, *sums])
+            return
+        if self._staging is None:
+            self._staging = _Staging(buckets)
+        with self._staging.fetched() as stages:
+            for stage in stages:
+                self._await(stage.is_here)
+                self._comm.all_reduce([_array(stage.own_n)], [_array(stage.sum_n)])
+                stage.bring_back()
+            if sends:
+                self._comm.all_reduce(sends, sums)
+
+    def _await(self, is_here: Callable[[], bool]) -> None:
+        limit, watch = self._comm.deadline_seconds, self._comm.watch
+        if not Poller().wait(is_here, limit_seconds=limit, watch=watch):
+            raise DeadlineError(
+                f"a copy from the GPU of rank {self._comm.rank} did not end within {limit:g} s"
+            )
+
+
+class _Staging:
+    """Buckets in host memory, and the stream of the copies."""
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._side = streams.beside(buckets[0].own_n.device)
+        self._stages = [_Stage(bucket, self._side) for bucket in buckets]
+
+    @contextmanager
+    def fetched(self) -> Iterator[list[_Stage]]:
+        """Begin to copy all out, in order; in the end the current stream waits for what came back."""
+        side = self._side
+        if side is None:
+            yield self._stages
+            return
+        side.follow()
+        for stage in self._stages:
+            stage.fetch()
+        try:
+            yield self._stages
+        finally:  # also where it failed: a second try must not meet a copy of the first
+            side.lead()
+
+
+class _Stage:
+    """One bucket in host memory: pinned, where the bucket is on a GPU; else the bucket itself."""
+
+    def __init__(self, bucket: Bucket, side: SideStream | None) -> None:
+        self._bucket, self._side = bucket, side
+        self.own_n, self.sum_n = bucket.own_n, bucket.sum_n
+        if side is not None:
+            self.own_n, self.sum_n = side.pinned(bucket.own_n), side.pinned(bucket.sum_n)
+        self.is_here: Callable[[], bool] = lambda: True
+
+    def fetch(self) -> None:
+        """Begin to copy what this rank has summed."""
+        if self._side is not None:
+            self.is_here = self._side.copy(self.own_n, self._bucket.own_n)
+
+    def bring_back(self) -> None:
+        """Begin to copy what all ranks have summed to where it belongs."""
+        if self._side is not None:
+            self._side.copy(self._bucket.sum_n, self.sum_n)
+
+
+def _array(tensor: Tensor) -> Buffer:
+    array: Buffer = tensor.numpy()
+    return array

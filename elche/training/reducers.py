@@ -1,0 +1,124 @@
+"""Chooses what sums the buckets over the ranks, anew for each communicator, by what all ranks have told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from elche.comm import nccl_ready
+from elche.comm.base import Comm
+from elche.comm.nccl import NcclComm
+from elche.comm.nccl_ready import Ready
+from elche.training import streams
+from elche.training.host_reducer import HostReducer
+from elche.training.reducer import AloneReducer, NcclReducer, Reducer
+from elche.world import World
+
+MOST_FAILURES = 3  # of NCCL in a row, on communicators that never summed, before it is given up
+
+
+class Reducers:
+    """Those of one rank's world, each for one user of it, in the order in which all ranks made them."""
+
+    def __init__(self, world: World) -> None:
+        """Begin without any.
+
+        Args:
+            world: the ranks.
+        """
+        self._world = world
+        self._comm: Comm | None = None
+        self._made: dict[object, Reducer] = {}
+        self._told: str | None = None
+        self._num_failures = 0
+        self._given_up: str | None = None
+
+    @classmethod
+    def of(cls, world: World) -> Reducers:
+        """Return those of `world`."""
+        if not isinstance(world.reducers, Reducers):
+            world.reducers = cls(world)
+        return world.reducers
+
+    def prepare(self, user: object, device: torch.device, *, some_on_gpu: bool) -> Reducer:
+        """Return what sums the buckets of a user over the ranks there are now; collective.
+
+        Args:
+            user: whose they are; each has one of its own.
+            device: where this rank's are.
+            some_on_gpu: whether some rank's are on a GPU; all say the same.
+
+        Returns:
+            What was made before, as long as the ranks are the same.
+
+        Raises:
+            CommError: some rank is lost.
+            ElcheError: this rank's GPU is stuck.
+        """
+        comm = self._world.comm
+        if not some_on_gpu:
+            return HostReducer(comm, one_by_one=False)
+        if comm is not self._comm:
+            self._end()
+            self._comm = comm
+        if user not in self._made:
+            self._made[user] = AloneReducer() if comm.size == 1 else self._choose(user, comm, device)
+        return self._made[user]
+
+    def retire(self) -> None:
+        """Begin to give back all, the oldest first; does not wait."""
+        for reducer in self._made.values():
+            reducer.retire()
+
+    def close(self) -> None:
+        """Give back all before this process ends, and wait for that only for a moment."""
+        self.retire()
+        for reducer in self._made.values():
+            reducer.close()
+        self._made.clear()
+
+    def _end(self) -> None:
+        """Give back all that was made for the ranks there were, and wait until that is done."""
+        self.retire()
+        for reducer in self._made.values():
+            reducer.end()
+            if isinstance(reducer, NcclReducer):
+                self._note(reducer)
+        self._made.clear()
+
+    def _note(self, reducer: NcclReducer) -> None:
+        """Count failures in a row, so that the ranks do not begin again for ever."""
+        if reducer.has_reduced:
+            self._num_failures = 0
+        if reducer.comm.failed is not None:
+            self._num_failures += 1
+        if self._num_failures >= MOST_FAILURES:
+            self._given_up = f"NCCL has failed {self._num_failures} times in a row: {reducer.comm.failed}"
+
+    def _choose(self, user: object, comm: Comm, device: torch.device) -> Reducer:
+        gpu = streams.gpu_of(device) if streams.is_gpu(device) else None
+        cupy, reason = (None, None) if gpu is None else self._find(gpu.cuda)
+        why = nccl_ready.agree(comm, Ready(gpu and gpu.identity, reason))
+        if why is None and gpu is not None:
+            reducer = NcclReducer(NcclComm(cupy, comm, gpu.number), device)
+            self._made[user] = reducer  # from here on it is to be given back
+            why = self._given_up = reducer.comm.connect()
+            if why is None:
+                return reducer
+        self._tell(comm, why)
+        return HostReducer(comm, one_by_one=True)
+
+    def _find(self, cuda: str | None) -> tuple[Any, str | None]:
+        if self._given_up is not None:
+            return None, self._given_up
+        if self._world.environment.backend == "mpi":
+            return None, "ELCHE_BACKEND=mpi asks for it"
+        return nccl_ready.find(cuda)
+
+    def _tell(self, comm: Comm, why: str | None) -> None:
+        """Say once why NCCL is not used; all ranks know the same."""
+        if why != self._told and comm.rank == 0:
+            sys.stderr.write(f"elche: gradients are summed through host memory, not by NCCL: {why}\n")
+        self._told = why
