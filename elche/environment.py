@@ -20,7 +20,8 @@ class Environment:
 
     Attributes:
         log: path of the event log (ELCHE_LOG); `{rank}` in it is replaced; None: no log.
-        backend: "auto", "mpi" or "memory" (ELCHE_BACKEND).
+        backend: "auto", "mpi" or "memory" (ELCHE_BACKEND); with "mpi" gradients go through host memory, also
+            where NCCL could sum them.
         stall_seconds: how long any wait may last (ELCHE_STALL_SECONDS); None: the default.
         checkpoint: directory of checkpoints (ELCHE_CHECKPOINT); None: none are written.
         spares: how many processes are warm spares (ELCHE_SPARES): the last but the seats.

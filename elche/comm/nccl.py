@@ -109,9 +109,7 @@ class NcclComm:
         if not failures:
             return None
         self.end()
-        return min(
-            failures, key=lambda failure: failure.endswith(LATE)
-        )  # others wait for the one that failed
+        return min(failures, key=lambda text: text.endswith(LATE))  # others wait for the one that failed
 
     def launch(self, parts: Sequence[Part], stream: int) -> None:
         """Begin to sum over the ranks, all parts in one group; `sends` stay as they were.
@@ -252,7 +250,7 @@ class NcclComm:
             with in_progress_allowed():
                 self._raw.check_async_error()
         except Exception as error:  # whatever CuPy makes of it
-            raise self._failure("all_reduce", error) from error
+            raise self._failure("all_reduce", error)  # noqa: B904 - it is the cause already
 
     def _failure(self, verb: str, error: BaseException | None) -> CommError:
         """Note that NCCL failed, None: in time; return what to raise."""

@@ -68,7 +68,7 @@ class Reducers:
         return self._made[user]
 
     def retire(self) -> None:
-        """Begin to give back all, the oldest first; does not wait."""
+        """Begin to give back all, the oldest first; does not wait: one may hang on the kernel of another."""
         for reducer in self._made.values():
             reducer.retire()
 

@@ -6,10 +6,14 @@ import pytest
 import survival_laws as laws
 import survival_rig as rig
 import survival_scripts as scripts
-from fake_cupy import HANG
+from fake_cupy import FOREVER, HANG
 from fake_gpus import FakeGpus
 from survival_rig import Fault
 from test_faults import FIRST_PLACES, LOSS
+
+from elche.comm import nccl
+from elche.comm.nccl import NcclComm
+from elche.errors import CommError
 
 ENDS = ("init", "abort", "destroy")
 LINE = "elche: gradients are summed through host memory, not by NCCL: "
@@ -86,3 +90,17 @@ def test_nccl_that_always_fails_is_given_up_after_three_times(monkeypatch, capfd
     assert told[0].startswith(f"{LINE}on rank 2 NCCL has failed 3 times in a row: NCCL's all_reduce failed")
     for process in range(3):
         assert len(gpus.calls(process, "init")) == 3
+
+
+def test_a_rank_whose_gpu_is_stuck_ends_and_the_others_go_on(monkeypatch):
+    monkeypatch.setattr(NcclComm.end, "__kwdefaults__", {"limit_seconds": 0.2})
+    monkeypatch.setattr(nccl, "CLOSE_SECONDS", 0.1)
+    gpus = FakeGpus(monkeypatch, faults={1: {("groupEnd", 2): 1, ("abort", 0): FOREVER}})
+    trial = rig.run(3, scripts.training(2), stall=5.0)
+    gpus.cupy(1).released.set()
+    assert "its GPU is stuck, and this process cannot go on" in str(trial.outcomes[1].error)
+    assert not isinstance(trial.outcomes[1].error, CommError)
+    assert [report.process for report in trial.members()] == [0, 2]
+    laws.check_once(trial, 2)
+    laws.check_equal(trial.members())
+    laws.check_replay(trial, trial.members()[0])

@@ -135,12 +135,39 @@ def test_the_shell_may_ask_for_the_hosts_way(monkeypatch, capfd, on_cpus):
 
 
 def test_a_failing_sum_ends_a_job_that_cannot_lose_ranks(monkeypatch):
+    rig.fix_counts(monkeypatch, (2, 1, 1))
     gpus = FakeGpus(monkeypatch, faults={rank: {("groupEnd", 2): 6} for rank in range(3)})
     with pytest.raises(CommError, match=r"NCCL's all_reduce failed: NCCL_ERROR_REMOTE_ERROR.* of 3"):
         train()
     for rank in range(3):
         assert gpus.calls(rank)[-2:] == ["abort", "destroy"]
         assert len(gpus.calls(rank, "init")) == 1
+
+
+def test_two_optimizers_have_a_communicator_each_and_none_is_left(monkeypatch):
+    gpus = FakeGpus(monkeypatch)
+
+    def script(rank):
+        models = [rig.mlp() for _ in range(2)]
+        both = [
+            rig.distribute(model, rig.sgd(model), rig.samples(n))
+            for model, n in zip(models, (8, 9), strict=True)
+        ]
+        for _ in range(2):
+            for model, (optimizer, loader) in zip(models, both, strict=True):
+                rig.loop(model, optimizer, loader)
+        return [rig.state_of(model) for model in models]
+
+    states = rig.ranks(2, script)
+    for index in range(2):
+        rig.assert_equal(states[0][index], states[1][index])
+    assert gpus.close_left_open() == set()
+    for rank in range(2):
+        calls = [call[:2] for call in gpus.cupys[rank].calls if call[0] in ("init", "abort", "destroy")]
+        assert calls[:2] == [("init", 0), ("init", 1)]
+        for number in range(2):
+            assert calls.index(("abort", number)) < calls.index(("destroy", number))
+        assert len(calls) == 6
 
 
 # The host's way.
