@@ -161,7 +161,8 @@ class Journal:
         self._world.log.write(
             events.Joined(**self._world.stamp(), process=process, slot=slot, sync_ms=sync_ms)
         )
-        self._tell_launcher("joined", process=process, slot=slot, sync_ms=sync_ms)
+        # All tell elche-run: the lowest rank may be the newcomer, which does not know.
+        self._world.guard.tell({"event": "joined", "process": process, "slot": slot, "sync_ms": sync_ms})
 
     def slots_dead(self) -> None:
         """Tell of the slots whose speed was forgotten at the last commit."""

@@ -134,6 +134,23 @@ def test_sigterm_to_one_rank_lets_it_leave(launch, saving):
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_the_launcher_knows_of_a_rank_that_came_back(launch, process):
+    """Rank 0 too: when it is back it is the lowest rank, and the one that does not know of itself."""
+    job = launch("-np", "3", "--stall-seconds", "1", epochs=10_000)
+    job.wait_for_window(20)
+    os.kill(job.pid(process), signal.SIGSTOP)
+    until(lambda: job.log("lost"))
+    os.kill(job.pid(process), signal.SIGCONT)
+    until(lambda: job.log("joined"))
+    job.order(process, "finish")
+    assert job.end() == 0
+    (line, _) = job.said
+    assert line.startswith(f"lost rank {process} (slot {process}) in epoch ")
+    assert line.endswith(": silent; COST; came back")
+    assert job.members == {0, 1, 2}
+
+
 def test_a_rank_that_hangs_for_ever_does_not_hold_up_the_end(launch):
     job = launch("-np", "3", "--stall-seconds", "1", "--grace-seconds", "1", faults=[[0, 10, "SIGSTOP"]])
     assert job.end() == 0
