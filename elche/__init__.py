@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from elche.start import init, shutdown
     from elche.training.loader import DataLoader
     from elche.training.optimizer import DistributedOptimizer
+    from elche.training.wire import Compression
     from elche.world import (
         cross_rank,
         cross_size,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cadence",
+    "Compression",
     "DataLoader",
     "DistributedOptimizer",
     "cross_rank",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Compression": "elche.training.wire",
     "DataLoader": "elche.training.loader",
     "DistributedOptimizer": "elche.training.optimizer",
     "init": "elche.start",

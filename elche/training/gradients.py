@@ -11,6 +11,7 @@ from torch import Tensor
 
 from elche.errors import ConfigError
 from elche.training.buckets import Bucket, make_buckets
+from elche.training.wire import Compression, WireFormat
 
 
 class Gradients:
@@ -22,19 +23,24 @@ class Gradients:
         present: by parameter, whether some batch of the window gave it a gradient on this rank; after
             `totals()`.
         device: where they live; one for all.
+        wire: what their sums travel as.
     """
 
     parameters: list[Tensor]
     names: list[str]
     present: list[bool]
     device: torch.device
+    wire: WireFormat
 
-    def __init__(self, parameters: Sequence[Tensor], names: Sequence[str]) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], names: Sequence[str], wire: WireFormat = Compression.none
+    ) -> None:
         """Lay out buckets for `parameters`.
 
         Args:
             parameters: the optimizer's, each once.
             names: their names, for errors.
+            wire: what their sums travel as.
 
         Raises:
             ConfigError: there are none, or they lie on more than one device.
@@ -46,7 +52,7 @@ class Gradients:
             raise ConfigError(
                 f"the parameters of one rank must lie on one device, not {sorted(map(str, devices))}"
             )
-        self.parameters, self.names = list(parameters), list(names)
+        self.parameters, self.names, self.wire = list(parameters), list(names), wire
         self.device = parameters[0].device
         # The memory order of a slot: the parameter's own, made dense where the parameter is not.
         orders = [torch.empty_like(parameter, device="meta") for parameter in parameters]

@@ -23,6 +23,7 @@ from elche.training.plan import Plan
 from elche.training.replicas import Replicas, agree_on
 from elche.training.snapshot import Snapshot
 from elche.training.window import WindowEngine
+from elche.training.wire import Compression, WireFormat
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
@@ -34,6 +35,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
     loader: DataLoader | None = None,
     cadence: Cadence | None = None,
     model: nn.Module | None = None,
+    compression: WireFormat = Compression.none,
 ) -> OptimizerT:
     """Let `optimizer` train with all ranks; collective.
 
@@ -50,6 +52,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         cadence: how long windows are; None: `Cadence()`.
         model: whose buffers to keep equal. Where `named_parameters` comes straight from
             `model.named_parameters()` it need not be told.
+        compression: what gradients travel as: `elche.Compression.bf16` and `fp16` halve the bytes, summed in
+            float32, through host memory; `.with_error_feedback()` adds what is rounded off to the next sum.
 
     Returns:
         The optimizer, an instance of its own class still.
@@ -60,7 +64,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
     """
     world, cadence = worlds.current(), Cadence() if cadence is None else cadence
     n = world.first_size  # whoever was lost since is taken out where all do so
-    parts = agree_on(world, lambda: Parts.of(optimizer, named_parameters, loader, cadence, model, n))
+    given = optimizer, named_parameters, loader, cadence, model, compression
+    parts = agree_on(world, lambda: Parts.of(*given, n))
     num_slots = max(n, world.environment.max_ranks or n)
     living = [slot < n for slot in range(num_slots)]
     schedule = Schedule(cadence, num_slots, gpus=world.gpus(), living=living)

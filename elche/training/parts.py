@@ -16,6 +16,7 @@ from elche.errors import ConfigError
 from elche.training.buffers import Buffers
 from elche.training.gradients import Gradients
 from elche.training.loader import DataLoader
+from elche.training.wire import WireFormat
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -44,6 +45,7 @@ class Parts:
         loader: DataLoader | None,
         cadence: Cadence,
         model: nn.Module | None,
+        compression: WireFormat,
         world_size: int,
     ) -> Parts:
         """Check the user's arguments and lay out buckets."""
@@ -55,10 +57,12 @@ class Parts:
             raise ConfigError(
                 f"lr_scaling={cadence.lr_scaling!r} needs an optimizer with a learning rate, 'lr'"
             )
+        if not isinstance(compression, WireFormat):
+            raise ConfigError(f"compression must be one of elche.Compression's, got {compression!r}")
         loader = _checked_loader(loader, world_size)
         _check_model(model, cadence.sync_buffers)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = Gradients(parameters, _names(parameters, named))
+        gradients = Gradients(parameters, _names(parameters, named), compression)
         if torch.cuda.is_available() and gradients.device.type == "cpu":
             warnings.warn(
                 "the model is on the CPU of a machine with a GPU: use model.to(elche.device()) before the "
@@ -72,6 +76,7 @@ class Parts:
         """Return what must be equal on all ranks, by names the user knows."""
         return {
             "optimizer": type(self.optimizer).__qualname__,
+            "compression": str(self.gradients.wire),
             "parameters by group": [len(group["params"]) for group in self.optimizer.param_groups],
             **{f"DataLoader's {name}": value for name, value in self.loader.describe().items()},
             **{f"Cadence's {name}": value for name, value in self.cadence.describe().items()},
@@ -85,6 +90,7 @@ class Parts:
             "optimizer": type(self.optimizer).__qualname__,
             "loader": self.loader.describe(),
             "cadence": self.cadence.describe(),
+            "compression": str(self.gradients.wire),
             "num_parameters": sum(p.numel() for p in self.gradients.parameters),
         }
 

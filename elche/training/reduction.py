@@ -9,8 +9,10 @@ from elche.training import streams
 from elche.training.buffers import Buffers
 from elche.training.exchange import Exchange, Met, Row
 from elche.training.gradients import Gradients
+from elche.training.reducer import Reducer
 from elche.training.reducers import Reducers
 from elche.training.replicas import Replicas
+from elche.training.wire_reducer import WireReducer
 from elche.world import World
 
 
@@ -45,6 +47,7 @@ class Reduction:
         self._world, self._exchange = world, exchange
         self._gradients, self._buffers, self._replicas = gradients, buffers, replicas
         self._reducers = Reducers.of(world)
+        self._wire = None if gradients.wire.dtype is None else WireReducer(gradients.wire)
         self.reduced, self.sync_ms = False, 0.0
 
     def meet(self, row: Row) -> Met:
@@ -77,8 +80,7 @@ class Reduction:
         Raises:
             CommError: somebody is lost.
         """
-        device = self._gradients.device
-        reducer = self._reducers.prepare(self, device, some_on_gpu=met.some_on_gpu)
+        reducer = self._reducer(some_on_gpu=met.some_on_gpu)
         begun = time.perf_counter()
         settings, told = [row.settings for row in met.rows], [row.told for row in met.rows]
         self._replicas.agree_on_settings(settings, told, num_updates)
@@ -90,6 +92,12 @@ class Reduction:
             raise CommError("the window was not agreed on by all ranks")
         self.sync_ms = 1e3 * (time.perf_counter() - begun)
 
+    def settle(self) -> None:
+        """Note that the window counts as it was reduced."""
+        self.reduced = False
+        if self._wire is not None:
+            self._wire.settle()
+
     def retire(self) -> None:
         """Let nothing go on that was begun with the ranks there were; does not wait."""
         self._reducers.retire()
@@ -100,3 +108,8 @@ class Reduction:
             return self._buffers.changed()
         except UsageError as error:
             self._exchange.fail(error, window)
+
+    def _reducer(self, *, some_on_gpu: bool) -> Reducer:
+        if self._wire is not None:
+            return self._wire.over(self._world.comm)
+        return self._reducers.prepare(self, self._gradients.device, some_on_gpu=some_on_gpu)

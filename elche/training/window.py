@@ -262,7 +262,8 @@ class WindowEngine(Carrier):
         rows = met.by_slot(job.num_slots)
         verdict = job.commit([row.measured for row in rows], max(row.sync_ms for row in met.rows))
         self.skipped.append(sum(row.skipped for row in met.rows))
-        self._row, self._num_done, self._reduction.reduced = None, 0, False
+        self._row, self._num_done = None, 0
+        self._reduction.settle()
         self._gradients.begin()
         self._journal.slots_dead()
         self._journal.window(plan, rows, self._reduction.sync_ms, verdict, updated=scale is not None)

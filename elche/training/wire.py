@@ -42,6 +42,10 @@ class WireFormat:
     dtype: torch.dtype | None
     error_feedback: bool = False
 
+    def __str__(self) -> str:
+        """Return its name, as it stands in settings."""
+        return self.name + " with error feedback" * self.error_feedback
+
     def with_error_feedback(self) -> WireFormat:
         """Return this format, with what it rounds off owed to the next window."""
         return replace(self, error_feedback=self.dtype is not None)

@@ -75,11 +75,11 @@ def sgd(model: nn.Module) -> torch.optim.SGD:
 
 
 def wrapped(
-    process: Process, model: nn.Module, optimizer: Any, *, samples: int = 48, batch_size: int = 2
+    process: Process, model: nn.Module, optimizer: Any, *, samples: int = 48, batch_size: int = 2, **more: Any
 ) -> Any:
     """Return a loader, after wrapping the optimizer."""
     loader = elche.DataLoader(Data(samples, process.at), batch_size, shuffle=True, seed=3)
-    process.watch(elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader))
+    process.watch(elche.DistributedOptimizer(optimizer, model.named_parameters(), loader=loader, **more))
     return loader
 
 

@@ -168,3 +168,29 @@ def test_reset_callbacks_are_called_once_for_each_change():
     trial = rig.run(3, script, faults=[LOSS], spares=1, stall=CALM)
     laws.check_once(trial, 3)
     assert called == {0: [1, 2], 1: [], 2: [], 3: []}
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+@pytest.mark.parametrize(
+    "point", ["before all_gather", "before all_reduce", "after all_reduce", "before agree"]
+)
+def test_compressed_gradients_with_what_they_owe_survive_a_loss(point, kind, monkeypatch):
+    scripts.speeds(monkeypatch, 5.0, 5.0, 5.0)
+
+    def script(process):
+        model = scripts.network().float()
+        optimizer = scripts.sgd(model)
+        wire = elche.Compression.fp16.with_error_feedback()
+        loader = scripts.wrapped(process, model, optimizer, compression=wire)
+        state = elche.elastic.TorchState(model, optimizer, loader=loader)
+        for _ in state.epochs(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                (model(x.float()) - y.float()).square().mean().backward()
+                optimizer.step()
+        return scripts.report(process, model)
+
+    trial = rig.run(3, script, faults=[Fault(1, 4, point, kind)])
+    laws.check_once(trial, 3)
+    laws.check_equal(trial.members())
+    assert [event["process"] for event in trial.told("lost")] == [1]
