@@ -36,10 +36,8 @@ class HostReducer(Free):
     def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
         """Sum over the ranks, see `Reducer`."""
         if not self._one_by_one:
-            owns, totals = (
-                [_array(bucket.own_n) for bucket in buckets],
-                [_array(bucket.sum_n) for bucket in buckets],
-            )
+            pairs = [bucket.arrays for bucket in buckets if bucket.arrays is not None]
+            owns, totals = [own for own, _ in pairs], [total for _, total in pairs]
             self._comm.all_reduce([*owns, *sends], [*totals, *sums])
             return
         if self._staging is None:

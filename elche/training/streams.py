@@ -25,7 +25,7 @@ class Gpu(NamedTuple):
 
 def is_gpu(device: torch.device) -> bool:
     """Return whether there are streams on a device."""
-    return device.type == "cuda"
+    return device.type != "cpu"
 
 
 def gpu_of(device: torch.device) -> Gpu:
