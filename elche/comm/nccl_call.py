@@ -115,4 +115,6 @@ def code_of(error: BaseException) -> int | None:
 
 def text_of(error: BaseException) -> str:
     """Return what an error says, for a reader who has never seen CuPy's."""
-    return f"NCCL's result {error.args[0]}" if isinstance(error, KeyError) else str(error) or repr(error)
+    if isinstance(error, KeyError):
+        return repr(error) if code_of(error) is None else f"NCCL's result {code_of(error)}"
+    return str(error) or repr(error)

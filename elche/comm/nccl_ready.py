@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from elche.comm.base import Comm, all_gather_bytes
 
+LONGEST = 160
 ADVICE = "pip install 'elche[cuda{major}]' (cupy-cuda{major}x)"
 
 
@@ -111,4 +113,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return what is behind an error, in one line: CuPy explains a failed import in twenty."""
+    text = str(error.__cause__ or error)
+    return textwrap.shorten(text, LONGEST) or type(error).__name__

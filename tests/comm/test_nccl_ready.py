@@ -84,6 +84,18 @@ def test_all_ranks_are_judged_together(ready, why):
     assert memory.run(n, lambda comm: agree(comm, ready[comm.rank])) == [why] * n
 
 
+def test_a_long_explanation_is_told_in_a_line():
+    def load():
+        try:
+            raise ImportError("libfoo.so: cannot open " + "shared object " * 50)
+        except ImportError as error:
+            raise ImportError("Failed to import CuPy.\n" * 20) from error
+
+    _, reason = find("12.8", load)
+    assert reason.startswith("CuPy cannot be imported (libfoo.so: cannot open shared object")
+    assert len(reason) < 250
+
+
 def test_a_warning_of_cupys_is_no_error(monkeypatch):
     """CuPy 14 warns when it is imported and finds no NCCL, and a script may have made warnings errors."""
     plain, asked = builtins.__import__, []
