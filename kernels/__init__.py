@@ -9,6 +9,12 @@ Legend: `_n`, elements of a bucket; `_wn`, of w shards of n elements each.
 
 The functions of flat tensors (`cast_scale_` and what follows) take contiguous 1-d ones of any alignment.
 
+On CUDA no call waits for the device, and all of it runs on the current stream: tensors may be freed as soon
+as a call has returned, as with torch's own operations. What takes a layout is one launch, and its table of
+addresses is uploaded again exactly when a tensor moved. CUDA graphs may capture every call: give weights as
+tensors, for numbers are captured as they are, and run a batch with the same gradients before the capture.
+Gradients that were elsewhere then are refused with a `UsageError`.
+
 Nothing here imports triton before the first CUDA tensor. No file bears a function's name: importing it would
 put the module in the function's place.
 """

@@ -33,6 +33,7 @@ class SlotLayout:
         total: elements of the whole bucket, padding included.
         dtype: the bucket's.
         tables: what the CUDA launches have uploaded for this layout, by device and stream.
+        captured: those of them that CUDA graphs read.
     """
 
     numels: tuple[int, ...]
@@ -42,6 +43,7 @@ class SlotLayout:
     tables: dict[tuple[torch.device, int], Tables] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    captured: list[Tables] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, numels: Sequence[int], dtype: torch.dtype) -> SlotLayout:

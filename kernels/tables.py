@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from elche.errors import ConfigError
+from elche.errors import ConfigError, UsageError
 from elche.kernels.chunk import CHUNK, launch_programs
 from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_dense
 
@@ -56,14 +56,40 @@ def tables_of(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torc
     The layout keeps them, by stream: what a stream uploaded only this stream reads, so its own order makes a
     table ready in time and keeps a replaced one's memory until the last kernel has read it.
     """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    stream, capturing = current_stream(device)
     rows = source_rows(layout, tensors, device)
+    if capturing:
+        return captured(layout, rows, device)
     tables = layout.tables.get((device, stream))
     if tables is None or tables.rows != rows:
         chunks = tables.chunks if tables else _upload(chunk_rows(layout), device)
         sources = _upload(torch.tensor(rows, dtype=torch.int64), device)
         tables = layout.tables[device, stream] = Tables(chunks, sources, rows)
     return tables
+
+
+def current_stream(device: torch.device) -> tuple[int, bool]:
+    """Return the handle of the stream that a launch would use, and whether a CUDA graph captures it."""
+    if device.type != "cuda":
+        return 0, False
+    with torch.cuda.device(device):
+        return torch.cuda.current_stream().cuda_stream, torch.cuda.is_current_stream_capturing()
+
+
+def captured(layout: SlotLayout, rows: Rows, device: torch.device) -> Tables:
+    """Return tables that every replay of a graph may read: uploaded before, and kept as long as the layout.
+
+    An upload within the capture would need its pinned memory for ever, and memory that may not be allocated
+    there. Whoever captures waits for the device first, as `torch.cuda.graph` does, so any stream's will do.
+    """
+    for (place, _), tables in layout.tables.items():
+        if place == device and tables.rows == rows:
+            layout.captured.append(tables)
+            return tables
+    raise UsageError(
+        "a CUDA graph captures addresses, and these gradients were not at theirs in any call before: run a "
+        "batch before the capture and keep its gradients (zero_grad(set_to_none=False))"
+    )
 
 
 def chunk_rows(layout: SlotLayout, chunk: int = CHUNK) -> Tensor:
