@@ -41,7 +41,7 @@ def lerp_kernel(x_ptr, y_ptr, weight_ptr, num_elements: tl.int64, CHUNK: tl.cons
 def _lerp(x_ptr, y_ptr, start, count, weight, CHUNK: tl.constexpr, WHOLE: tl.constexpr):
     x = load(x_ptr, start, count, CHUNK, WHOLE)
     y = load(y_ptr, start, count, CHUNK, WHOLE)
-    apart = y - x
-    between = tl.where(weight < 0.5, x + weight * apart, y - (1.0 - weight) * apart)
-    between = tl.where(weight == 0.0, x, tl.where(weight == 1.0, y, between))
-    store(x_ptr, start, count, between, CHUNK, WHOLE)
+    near = weight < 0.5
+    part = tl.where(near, weight, weight - 1.0) * (y - x)
+    moved = (weight != 0.0) & (weight != 1.0)
+    store(x_ptr, start, count, tl.where(near, x, y) + tl.where(moved, part, 0.0), CHUNK, WHOLE)

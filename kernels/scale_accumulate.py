@@ -67,14 +67,10 @@ def scale_accumulate_kernel(
     if address == 0:
         if not ACCUMULATE:
             store(bucket_ptr, slot, count, tl.zeros([CHUNK], weight.dtype), CHUNK, False)
-    elif kind == 0:
-        _add(bucket_ptr, slot, address, start, count, weight, tl.float32, ACCUMULATE, CHUNK)
-    elif kind == 1:
-        _add(bucket_ptr, slot, address, start, count, weight, tl.float16, ACCUMULATE, CHUNK)
-    elif kind == 2:
-        _add(bucket_ptr, slot, address, start, count, weight, tl.bfloat16, ACCUMULATE, CHUNK)
+    elif (count == CHUNK) & (address % 16 == 0) & aligned(bucket_ptr):
+        _add(bucket_ptr, slot, address, kind, start, count, weight, ACCUMULATE, CHUNK, True)
     else:
-        _add(bucket_ptr, slot, address, start, count, weight, tl.float64, ACCUMULATE, CHUNK)
+        _add(bucket_ptr, slot, address, kind, start, count, weight, ACCUMULATE, CHUNK, False)
 
 
 @triton.jit
@@ -82,25 +78,7 @@ def _add(
     bucket_ptr,
     slot,
     address,
-    start,
-    count,
-    weight,
-    DTYPE: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    tensor_ptr = address.to(tl.pointer_type(DTYPE))
-    if (count == CHUNK) & aligned(tensor_ptr) & aligned(bucket_ptr):
-        _add_chunk(bucket_ptr, slot, tensor_ptr, start, count, weight, ACCUMULATE, CHUNK, True)
-    else:
-        _add_chunk(bucket_ptr, slot, tensor_ptr, start, count, weight, ACCUMULATE, CHUNK, False)
-
-
-@triton.jit
-def _add_chunk(
-    bucket_ptr,
-    slot,
-    tensor_ptr,
+    kind,
     start,
     count,
     weight,
@@ -108,7 +86,14 @@ def _add_chunk(
     CHUNK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    x = load(tensor_ptr, start, count, CHUNK, WHOLE).to(weight.dtype)
+    if kind == 0:
+        x = load(address.to(tl.pointer_type(tl.float32)), start, count, CHUNK, WHOLE).to(weight.dtype)
+    elif kind == 1:
+        x = load(address.to(tl.pointer_type(tl.float16)), start, count, CHUNK, WHOLE).to(weight.dtype)
+    elif kind == 2:
+        x = load(address.to(tl.pointer_type(tl.bfloat16)), start, count, CHUNK, WHOLE).to(weight.dtype)
+    else:
+        x = load(address.to(tl.pointer_type(tl.float64)), start, count, CHUNK, WHOLE).to(weight.dtype)
     part = tl.where(weight == 0.0, 0.0, x * weight)
     if ACCUMULATE:
         part += load(bucket_ptr, slot, count, CHUNK, WHOLE)

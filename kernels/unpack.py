@@ -48,30 +48,22 @@ def unpack_kernel(
     """
     address, kind, start, first, count = locate(chunks_ptr, sources_ptr)
     scale = tl.load(scale_ptr)
-    slot = first * GROUP
     if address != 0:
-        if kind == 0:
-            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float32, CHUNK)
-        elif kind == 1:
-            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float16, CHUNK)
-        elif kind == 2:
-            _unpack(bucket_ptr, slot, address, start, count, scale, tl.bfloat16, CHUNK)
+        slot = first * GROUP
+        if (count == CHUNK) & (address % 16 == 0) & aligned(bucket_ptr):
+            _unpack(bucket_ptr, slot, address, kind, start, count, scale, CHUNK, True)
         else:
-            _unpack(bucket_ptr, slot, address, start, count, scale, tl.float64, CHUNK)
+            _unpack(bucket_ptr, slot, address, kind, start, count, scale, CHUNK, False)
 
 
 @triton.jit
-def _unpack(bucket_ptr, slot, address, start, count, scale, DTYPE: tl.constexpr, CHUNK: tl.constexpr):
-    tensor_ptr = address.to(tl.pointer_type(DTYPE))
-    if (count == CHUNK) & aligned(tensor_ptr) & aligned(bucket_ptr):
-        _unpack_chunk(bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK, True)
+def _unpack(bucket_ptr, slot, address, kind, start, count, scale, CHUNK: tl.constexpr, WHOLE: tl.constexpr):
+    x = load(bucket_ptr, slot, count, CHUNK, WHOLE) * scale
+    if kind == 0:
+        store(address.to(tl.pointer_type(tl.float32)), start, count, x, CHUNK, WHOLE)
+    elif kind == 1:
+        store(address.to(tl.pointer_type(tl.float16)), start, count, x, CHUNK, WHOLE)
+    elif kind == 2:
+        store(address.to(tl.pointer_type(tl.bfloat16)), start, count, x, CHUNK, WHOLE)
     else:
-        _unpack_chunk(bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK, False)
-
-
-@triton.jit
-def _unpack_chunk(
-    bucket_ptr, slot, tensor_ptr, start, count, scale, CHUNK: tl.constexpr, WHOLE: tl.constexpr
-):
-    x = load(bucket_ptr, slot, count, CHUNK, WHOLE)
-    store(tensor_ptr, start, count, x * scale, CHUNK, WHOLE)
+        store(address.to(tl.pointer_type(tl.float64)), start, count, x, CHUNK, WHOLE)
