@@ -7,7 +7,6 @@ import os
 import pytest
 import torch
 
-from elche import kernels
 from elche.errors import ConfigError
 from elche.kernels import SlotLayout, nonfinite, reference, scale_accumulate, tables, unpack
 
@@ -22,7 +21,6 @@ SIZES = {
     "one": [5001],
     "seven": [0, 1, 3, 7, 16, 17, 1023],
     "mixed": MIXED,
-    "161": [1, 16, 3, 17, 0, 7, 33] * 23,
 }
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
 BUCKETS = [torch.float32, torch.float64]
@@ -206,17 +204,3 @@ def test_an_address_is_followed_only_where_it_leads_to_the_slot_s_elements(tenso
     layout = SlotLayout.of([4], torch.float32)
     with pytest.raises(ConfigError, match=words):
         unpack.launch([tensor], torch.zeros(4, device=DEVICE), layout, 1.0)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="the public functions take Triton on CUDA tensors only")
-def test_public_functions_on_cuda():
-    tensors = random_tensors(MIXED, torch.float32)
-    layout = layout_of(tensors, torch.float32)
-    mine_n, judge_n = buckets(layout)
-    flag = torch.zeros(1, device=DEVICE)
-    kernels.flag_nonfinite_(flag, tensors, layout)
-    kernels.scale_accumulate_(mine_n, layout, tensors, 0.3, accumulate=False, nonfinite=flag)
-    reference.scale_accumulate_(judge_n, layout, tensors, 0.3, accumulate=False)
-    assert torch.equal(mine_n, judge_n)
-    kernels.unpack_(tensors, mine_n, layout, 2.0)
-    assert torch.equal(tensors[-1], layout.views(judge_n)[-1] * 2.0)
