@@ -14,12 +14,17 @@ Microseconds on one thread for 10 small tensors (22 k elements in all) | 160 of 
                  isfinite of each                 81 | 1900 | 6700 | 40100
 
 A product with a 0-d tensor takes 1 us, one with a Python number 2 us.
+
+Milliseconds for flat tensors of 26 M elements in whole passes, whose temporaries the system hands out page by
+page | by blocks:
+
+    to bfloat16 47 | 7    weighted sum of 4 in bfloat16 157 | 22    outer step with Nesterov 70 | 19
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +32,7 @@ from torch import Tensor
 from elche.kernels.layout import SlotLayout, dense_1d, real_pair
 
 LARGE = 16_384  # mean elements of a slot from which fewer passes beat fewer calls
-BLOCK = 65_536  # elements of a pass over flat tensors: two of float32 fit the cache of a core
+BLOCK = 131_072  # elements of a pass over flat tensors: 512 KiB of float32 stay in the cache of a core
 
 
 @torch.no_grad()
@@ -97,31 +102,32 @@ def cast_scale_(out_n: Tensor, in_n: Tensor, scale: float | Tensor) -> None:
     factor = float(scale)
     if out_n.dtype == torch.float32:
         out_n.copy_(in_n).mul_(factor)
+    elif factor == 1.0:
+        out_n.copy_(in_n)
     else:
-        out_n.copy_(in_n if factor == 1.0 else in_n * factor)
+        for out, x in _blocks(out_n, in_n):
+            out.copy_(x * factor)
 
 
 @torch.no_grad()
 def weighted_sum(out_n: Tensor, shards_wn: Tensor, weights_w: Tensor) -> None:
     """See `elche.kernels.weighted_sum`."""
-    weighted = [(shard_n, w) for shard_n, w in zip(shards_wn, weights_w.tolist(), strict=True) if w != 0.0]
-    if not weighted:
+    kept = [(shard, weight) for shard, weight in enumerate(weights_w.tolist()) if weight != 0.0]
+    if not kept:
         out_n.zero_()
-    for k, (shard_n, weight) in enumerate(weighted):
-        if k:
-            out_n.add_(shard_n, alpha=weight)
-        else:
-            out_n.copy_(shard_n).mul_(weight)
+        return
+    for out, *shards in _blocks(out_n, *(shards_wn[shard] for shard, _ in kept)):
+        out.copy_(shards[0]).mul_(kept[0][1])
+        for x, (_, weight) in zip(shards[1:], kept[1:], strict=True):
+            out.add_(x, alpha=weight)
 
 
 @torch.no_grad()
 def drift(pre_n: Tensor, post_n: Tensor) -> Tensor:
-    """See `elche.kernels.drift`: by blocks that stay in the cache between their three products."""
+    """See `elche.kernels.drift`."""
     sums = [0.0, 0.0, 0.0]
-    apart_n = torch.empty(min(BLOCK, pre_n.numel()), dtype=pre_n.dtype)
-    for pre, post in zip(torch.split(pre_n, BLOCK), torch.split(post_n, BLOCK), strict=True):
-        apart = torch.sub(pre, post, out=apart_n[: len(pre)])
-        for k, x in enumerate((pre, post, apart)):
+    for pre, post in _blocks(pre_n, post_n):
+        for k, x in enumerate((pre, post, pre - post)):
             sums[k] += torch.dot(x, x).item()
     return torch.tensor(sums, dtype=torch.float64).sqrt_()
 
@@ -137,11 +143,15 @@ def outer_step_(
     nesterov: bool,
 ) -> None:
     """See `elche.kernels.outer_step_`."""
-    step_n = global_n - consensus_n
-    if velocity_n is not None:
-        velocity_n.mul_(float(momentum)).add_(step_n)
-        step_n = step_n.add_(velocity_n, alpha=float(momentum)) if nesterov else velocity_n
-    global_n.sub_(step_n, alpha=float(lr))
+    lr, momentum = float(lr), float(momentum)
+    if velocity_n is None:
+        for x, consensus in _blocks(global_n, consensus_n):
+            x.sub_(x - consensus, alpha=lr)
+        return
+    for x, consensus, velocity in _blocks(global_n, consensus_n, velocity_n):
+        gradient = x - consensus
+        velocity.mul_(momentum).add_(gradient)
+        x.sub_(gradient.add_(velocity, alpha=momentum) if nesterov else velocity, alpha=lr)
 
 
 @torch.no_grad()
@@ -152,6 +162,11 @@ def lerp_(x_n: Tensor, y_n: Tensor, weight: float | Tensor) -> None:
         x_n.copy_(y_n)
     elif factor != 0.0:
         x_n.lerp_(y_n, factor)
+
+
+def _blocks(*tensors_n: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut flat tensors alike: what is between the passes stays in the cache, and no whole copy is made."""
+    return zip(*(torch.split(tensor_n, BLOCK) for tensor_n in tensors_n), strict=True)
 
 
 def _pairs(
