@@ -71,31 +71,30 @@ class WireSum:
         """
         self._comm, self._dtype = comm, dtype
 
-    def all_reduce(self, own_n: Tensor, sum_n: Tensor) -> Tensor:
+    def all_reduce(self, own_n: Tensor, sum_n: Tensor, lost_n: Tensor | None = None) -> None:
         """Sum over the ranks; collective.
 
         Args:
             own_n: this rank's bucket, float32 on the CPU; it stays as it is.
             sum_n: becomes the sum, the same bits on every rank.
-
-        Returns:
-            What was rounded off here: of this rank's bucket, and of the sum in the shard that it has summed.
+            lost_n: becomes what was rounded off here: of this rank's bucket, and of the sum in the shard
+                that it has summed; None: nobody asks.
         """
         comm, total = self._comm, own_n.numel()
         shard = -(-total // (comm.size * SHARD_ALIGN)) * SHARD_ALIGN
         parts = [slice(min(total, shard * rank), min(total, shard * (rank + 1))) for rank in range(comm.size)]
         sent_wb = np.zeros((comm.size, HEADER_BYTES + 2 * shard), np.uint8)
         self._write(sent_wb, [own_n[part] for part in parts], _unit(own_n, self._dtype))
-        lost_n = own_n - self._read_all(sent_wb, parts, torch.empty_like(own_n))
-
         units_w, shards_wn = self._open(comm.all_to_all(sent_wb))
         summed_n = weighted_sum(shards_wn, units_w)
         told_wb = np.zeros((1, HEADER_BYTES + 2 * shard), np.uint8)
         self._write(told_wb, [summed_n], _unit(summed_n, self._dtype))
         self._read_all(comm.all_gather(told_wb[0]), parts, sum_n)
-        mine = parts[comm.rank]
-        lost_n[mine] += summed_n[: mine.stop - mine.start] - sum_n[mine]
-        return torch.where(lost_n.isfinite(), lost_n, 0.0)
+        if lost_n is not None:
+            mine = parts[comm.rank]
+            torch.sub(own_n, self._read_all(sent_wb, parts, torch.empty_like(own_n)), out=lost_n)
+            lost_n[mine] += summed_n[: mine.stop - mine.start] - sum_n[mine]
+            lost_n[~lost_n.isfinite()] = 0.0
 
     def _open(self, messages_wb: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return the power of two and the elements of each message, without a copy of these."""

@@ -58,8 +58,8 @@ class WireReducer(Free):
         own_n, sum_n = bucket.own_n.cpu(), bucket.sum_n.cpu()  # the CPU's own tensors, not copies
         if index in self._owed:
             own_n = own_n + self._owed[index]
-        rounded_n = WireSum(self._comm, self._wire.dtype).all_reduce(own_n, sum_n)
         if self._wire.error_feedback:
-            self._rounded[index] = rounded_n
+            self._rounded[index] = torch.empty_like(own_n)
+        WireSum(self._comm, self._wire.dtype).all_reduce(own_n, sum_n, self._rounded.get(index))
         if sum_n is not bucket.sum_n:
             bucket.sum_n.copy_(sum_n)

@@ -17,8 +17,8 @@ def summed(n, dtype, bucket_of):
 
     def one(comm):
         own_n = bucket_of(comm.rank)
-        before, sum_n = own_n.clone(), torch.full_like(own_n, 7.0)
-        lost_n = WireSum(comm, dtype).all_reduce(own_n, sum_n)
+        before, sum_n, lost_n = own_n.clone(), torch.full_like(own_n, 7.0), torch.full_like(own_n, 7.0)
+        WireSum(comm, dtype).all_reduce(own_n, sum_n, lost_n)
         assert torch.equal(own_n, before) or not own_n.isfinite().all()
         return sum_n, lost_n
 
@@ -103,7 +103,7 @@ def test_with_feedback_many_rounded_windows_add_up_to_the_exact_sum(dtype):
             sum_n = torch.empty(64)
             summing.all_reduce(torch.full((64,), value), sum_n)
             plain += sum_n
-            owed = summing.all_reduce(torch.full((64,), value) + owed, sum_n)
+            summing.all_reduce(torch.full((64,), value) + owed, sum_n, owed)
             fed += sum_n
         return (plain / 200 / comm.size - value).abs().max(), (fed / 200 / comm.size - value).abs().max()
 
