@@ -32,6 +32,11 @@ def restored_in_epoch(epoch: int) -> UsageError:
     )
 
 
+def shut_down() -> UsageError:
+    """A batch after the end."""
+    return UsageError("elche.shutdown() has been called: this optimizer and its loader train no more")
+
+
 def no_step(position: Range) -> UsageError:
     """A batch without its step."""
     start, stop = position

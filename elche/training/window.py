@@ -203,7 +203,9 @@ class WindowEngine(Carrier):
 
     def leave(self) -> bool:
         """Part from the others, before this rank's world ends; return whether all part together."""
-        return self.survival.part(lambda: self._exchange.leave(self.job.window))
+        together = self.survival.part(lambda: self._exchange.leave(self.job.window))
+        self._exchange.broken = self._exchange.broken or refusals.shut_down()
+        return together
 
     # The window's end.
 

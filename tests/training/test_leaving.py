@@ -7,7 +7,7 @@ import training_rig as rig
 
 import elche
 from elche.comm.base import all_gather_bytes
-from elche.errors import RankError
+from elche.errors import RankError, UsageError
 from elche.world import current
 
 
@@ -65,3 +65,20 @@ def test_a_fork_that_ends_says_nothing_in_its_parents_name(monkeypatch):
         monkeypatch.undo()
 
     assert rig.ranks(1, script) == [None]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_after_shutdown_a_step_is_refused_and_so_is_an_epoch(n):
+    def script(rank):
+        model = rig.mlp()
+        optimizer, loader = rig.distribute(model, rig.sgd(model), rig.samples(12), 1)
+        for batch in loader:
+            rig.squared(model, batch).backward()
+            elche.shutdown()
+            with pytest.raises(UsageError, match=r"^elche\.shutdown\(\) has been called"):
+                optimizer.step()
+            break
+        with pytest.raises(UsageError, match="train no more"):
+            next(iter(loader))
+
+    rig.ranks(n, script, seconds=10)
