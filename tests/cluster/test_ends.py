@@ -185,7 +185,8 @@ def test_twenty_runs_in_a_row(launch, kind):
     hangs = kind in ("SIGSTOP", "loop")
     for run in range(20):
         who = run % 4
-        job = launch("-np", "4", "--stall-seconds", "1", "--grace-seconds", "3", faults=[[who, 10, kind]])
+        # In the midst of an epoch, whose first batch has a minute.
+        job = launch("-np", "4", "--stall-seconds", "1", "--grace-seconds", "3", faults=[[who, 5, kind]])
         assert job.end() == 0, job.story()
         job.assert_fired()
         assert [line for line in job.said if "killing" in line] == (
