@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from elche.comm.base import Buffer, Comm
@@ -14,6 +15,7 @@ from elche.training import streams
 from elche.training.buckets import Bucket
 from elche.training.reducer import Free
 from elche.training.streams import SideStream
+from elche.training.wire import Wire
 
 
 class HostReducer(Free):
@@ -23,14 +25,15 @@ class HostReducer(Free):
     bucket k + 1 comes out while bucket k is summed.
     """
 
-    def __init__(self, comm: Comm, *, one_by_one: bool) -> None:
+    def __init__(self, comm: Comm, *, one_by_one: bool, wire: Wire | None = None) -> None:
         """Sum over `comm`.
 
         Args:
             comm: the ranks.
-            one_by_one: whether some rank has its buckets on a GPU.
+            one_by_one: whether some rank has its buckets on a GPU, or they travel on a wire.
+            wire: for float32 buckets; None: all travel as they are.
         """
-        self._comm, self._one_by_one = comm, one_by_one
+        self._comm, self._one_by_one, self._wire = comm, one_by_one, wire
         self._staging: _Staging | None = None
 
     def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
@@ -43,9 +46,12 @@ class HostReducer(Free):
         if self._staging is None:
             self._staging = _Staging(buckets)
         with self._staging.fetched() as stages:
-            for stage in stages:
+            for index, stage in enumerate(stages):
                 self._await(stage.is_here)
-                self._comm.all_reduce([_array(stage.own_n)], [_array(stage.sum_n)])
+                if self._wire is not None and stage.own_n.dtype is torch.float32:
+                    self._wire.all_reduce(self._comm, index, stage.own_n, stage.sum_n)
+                else:
+                    self._comm.all_reduce([_array(stage.own_n)], [_array(stage.sum_n)])
                 stage.bring_back()
             if sends:
                 self._comm.all_reduce(sends, sums)

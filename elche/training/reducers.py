@@ -14,6 +14,7 @@ from elche.comm.nccl_ready import Ready
 from elche.training import streams
 from elche.training.host_reducer import HostReducer
 from elche.training.reducer import AloneReducer, NcclReducer, Reducer
+from elche.training.wire import Wire
 from elche.world import World
 
 MOST_FAILURES = 3  # of NCCL in a row, on communicators that never summed, before it is given up
@@ -42,12 +43,14 @@ class Reducers:
             world.reducers = cls(world)
         return world.reducers
 
-    def prepare(self, user: object, device: torch.device, *, some_on_gpu: bool) -> Reducer:
+    def prepare(self, user: object, device: torch.device, wire: Wire | None, *, some_on_gpu: bool) -> Reducer:
         """Return what sums the buckets of a user over the ranks there are now; collective.
 
         Args:
             user: whose they are; each has one of its own.
             device: where this rank's are.
+            wire: what they travel on, through host memory, for NCCL sums in the type that it sends; None: as
+                they are.
             some_on_gpu: whether some rank's are on a GPU; all say the same.
 
         Returns:
@@ -59,12 +62,12 @@ class Reducers:
         """
         comm = self._world.comm
         if not some_on_gpu:
-            return HostReducer(comm, one_by_one=False)
+            return HostReducer(comm, one_by_one=wire is not None, wire=wire)
         if comm is not self._comm:
             self._end()
             self._comm = comm
         if user not in self._made:
-            self._made[user] = AloneReducer() if comm.size == 1 else self._choose(user, comm, device)
+            self._made[user] = self._choose(user, comm, device, wire)
         return self._made[user]
 
     def retire(self) -> None:
@@ -97,7 +100,11 @@ class Reducers:
         if self._num_failures >= MOST_FAILURES:
             self._given_up = f"NCCL has failed {self._num_failures} times in a row: {reducer.comm.failed}"
 
-    def _choose(self, user: object, comm: Comm, device: torch.device) -> Reducer:
+    def _choose(self, user: object, comm: Comm, device: torch.device, wire: Wire | None) -> Reducer:
+        if wire is not None:
+            return HostReducer(comm, one_by_one=True, wire=wire)
+        if comm.size == 1:
+            return AloneReducer()
         gpu = streams.gpu_of(device) if streams.is_gpu(device) else None
         cupy, reason = (None, None) if gpu is None else self._find(gpu.cuda)
         why = nccl_ready.agree(comm, Ready(gpu and gpu.identity, reason))

@@ -9,10 +9,9 @@ from elche.training import streams
 from elche.training.buffers import Buffers
 from elche.training.exchange import Exchange, Met, Row
 from elche.training.gradients import Gradients
-from elche.training.reducer import Reducer
 from elche.training.reducers import Reducers
 from elche.training.replicas import Replicas
-from elche.training.wire_reducer import WireReducer
+from elche.training.wire import Wire
 from elche.world import World
 
 
@@ -47,7 +46,7 @@ class Reduction:
         self._world, self._exchange = world, exchange
         self._gradients, self._buffers, self._replicas = gradients, buffers, replicas
         self._reducers = Reducers.of(world)
-        self._wire = None if gradients.wire.dtype is None else WireReducer(gradients.wire)
+        self._wire = None if gradients.wire.dtype is None else Wire(gradients.wire)
         self.reduced, self.sync_ms = False, 0.0
 
     def meet(self, row: Row) -> Met:
@@ -80,7 +79,8 @@ class Reduction:
         Raises:
             CommError: somebody is lost.
         """
-        reducer = self._reducer(some_on_gpu=met.some_on_gpu)
+        device = self._gradients.device
+        reducer = self._reducers.prepare(self, device, self._wire, some_on_gpu=met.some_on_gpu)
         begun = time.perf_counter()
         settings, told = [row.settings for row in met.rows], [row.told for row in met.rows]
         self._replicas.agree_on_settings(settings, told, num_updates)
@@ -108,8 +108,3 @@ class Reduction:
             return self._buffers.changed()
         except UsageError as error:
             self._exchange.fail(error, window)
-
-    def _reducer(self, *, some_on_gpu: bool) -> Reducer:
-        if self._wire is not None:
-            return self._wire.over(self._world.comm)
-        return self._reducers.prepare(self, self._gradients.device, some_on_gpu=some_on_gpu)

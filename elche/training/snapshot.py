@@ -107,7 +107,7 @@ class Snapshot:
         needed = OF_TENSORS if left is None else OF_TENSORS + OF_POSITIONS
         self._require_same(state, "it is of another training", lambda key: key.startswith(needed))
         self._load_tensors(state)
-        self._job.resume(state["job"], None if left is None else [(start, stop) for start, stop in left])
+        self._job.resume(state["job"], left)
 
     def _require_same(self, state: Mapping[str, Any], wrong: str, is_needed: Callable[[str], bool]) -> None:
         theirs = {**state["description"], "objects of TorchState": sorted(state["extras"])}

@@ -115,6 +115,40 @@ class WireSum:
         return out_n
 
 
+class Wire:
+    """What one user's float32 buckets travel on, with what it owes them."""
+
+    def __init__(self, wire: WireFormat) -> None:
+        """Owe nothing.
+
+        Args:
+            wire: its dtype is not None.
+        """
+        self._wire = wire
+        self._owed: dict[int, Tensor] = {}  # by bucket, of the last committed window
+        self._rounded: dict[int, Tensor] = {}  # of the one under way
+
+    def all_reduce(self, comm: Comm, bucket: int, own_n: Tensor, sum_n: Tensor) -> None:
+        """Sum a bucket over the ranks, and with it what is owed; collective.
+
+        Args:
+            comm: the ranks.
+            bucket: which it is.
+            own_n: this rank's, float32 on the CPU; it stays as it is.
+            sum_n: becomes the sum.
+        """
+        assert self._wire.dtype is not None
+        if bucket in self._owed:
+            own_n = own_n + self._owed[bucket]
+        if self._wire.error_feedback:
+            self._rounded[bucket] = torch.empty_like(own_n)
+        WireSum(comm, self._wire.dtype).all_reduce(own_n, sum_n, self._rounded.get(bucket))
+
+    def settle(self) -> None:
+        """Let what was rounded off be owed: the window counts."""
+        self._owed, self._rounded = self._rounded, {}
+
+
 def _unit(value_n: Tensor, dtype: torch.dtype) -> float:
     """Return the power of two to divide by; 1 for bfloat16, which ends where float32 does, and for inf."""
     largest = float(value_n.abs().max()) if value_n.numel() and dtype is torch.float16 else 0.0
