@@ -29,20 +29,18 @@ from elche.mpi_launch.options import Options, parse_options
 from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, SignalPipe
 from elche.mpi_launch.supervise import Outcome, Supervisor
 from elche.mpi_launch.switchboard import Switchboard
-from elche.mpi_launch.verdict import LOSSES
+from elche.mpi_launch.verdict import FAILED, FINISHED, HUNG_UP, INTERRUPTED, LOSSES, STALLED, TERMINATED
 
 MEMORY, HERE = "/dev/shm", (Host("localhost", 1),)
 WRONG_USAGE, BELOW_MIN_RANKS = 2, 4
 CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, GROW_ONE, GROW_QUEUED)
 VERDICTS = {
-    0: "finished, with losses",
-    1: "failed",
-    3: "finished, with losses (--strict)",
+    FINISHED: "finished, with losses",
+    FAILED: "failed",
+    LOSSES: "finished, with losses (--strict)",
     BELOW_MIN_RANKS: "fewer ranks are left than --min-np",
-    5: "stalled",
-    129: "interrupted",
-    130: "interrupted",
-    143: "interrupted",
+    STALLED: "stalled",
+    **dict.fromkeys((HUNG_UP, INTERRUPTED, TERMINATED), "interrupted"),
 }
 
 
@@ -103,7 +101,7 @@ def run(options: Options, mpi: Mpi, mpirun: str) -> int:
             break
         where = f" on {','.join(map(str, options.hosts))}" if options.hosts else ""
         say(f"starting again with {options.num_ranks} ranks{where}; restarts left: {restarts_left - 1}")
-    if resume and options.strict and code == 0:
+    if resume and options.strict and code == FINISHED:
         code = LOSSES
     if snapshots is not None:
         answering(options.hosts or HERE, options.launch_agent, ("rm", "-rf", snapshots))
@@ -153,7 +151,7 @@ def run_once(
 
 def conclude(code: int, *, quiet: bool = False) -> int:
     """Say what the exit code means, unless all went well and there is nothing to say; return it."""
-    if code != 0 or not quiet:
+    if code != FINISHED or not quiet:
         say(f"{VERDICTS.get(code, 'ended')}; exit code {code}")
     return code
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from elche.errors import ConfigError
-from elche.mpi_launch.command import Mpi, ask_mpi, find_mpirun
+from elche.mpi_launch.__main__ import MEMORY
+from elche.mpi_launch.command import AS_ROOT, SCRATCH, Mpi, ask_mpi, find_mpirun
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -82,9 +84,11 @@ def mpirun() -> Launch:
         env: Mapping[str, str] | None = None,
         options: tuple[str, ...] = (),
     ) -> subprocess.CompletedProcess[str]:
-        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         layout = ["--oversubscribe", "--bind-to", "none", "-np", str(n)]
         command = [found, *layout, *options, sys.executable, str(script), *map(str, args)]
-        return run_to_end(command, timeout, {**as_root, **(env or {})})
+        memory = MEMORY if Path(MEMORY).is_dir() else None
+        with tempfile.TemporaryDirectory("", "elche-mpi-", memory, ignore_cleanup_errors=True) as scratch:
+            given = {**AS_ROOT, **dict.fromkeys(SCRATCH, scratch), **(env or {})}
+            return run_to_end(command, timeout, given)
 
     return launch

@@ -126,11 +126,9 @@ def write(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:
+    finally:
         aside.unlink(missing_ok=True)
-        raise
     _sync_directory(path.parent)
 
 
