@@ -22,7 +22,8 @@ class Environment:
         log: path of the event log (ELCHE_LOG); `{rank}` in it is replaced; None: no log.
         backend: "auto", "mpi" or "memory" (ELCHE_BACKEND); with "mpi" gradients go through host memory, also
             where NCCL could sum them.
-        stall_seconds: how long any wait may last (ELCHE_STALL_SECONDS); None: the default.
+        stall_seconds: silence within a batch after which a rank is set aside; where a loss ends the job, how
+            long any wait may last (ELCHE_STALL_SECONDS); None: the defaults.
         checkpoint: directory of checkpoints (ELCHE_CHECKPOINT); None: none are written.
         spares: how many processes are warm spares (ELCHE_SPARES): the last but the seats.
         seats: how many sleep until a slot is to be filled or the job grows (ELCHE_RESPAWN): the last.

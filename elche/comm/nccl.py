@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from elche.comm.base import LIKELY_CAUSE, Comm, all_gather_bytes, broadcast_bytes
 from elche.comm.nccl_call import (
+    CLOSE_SECONDS,
     IN_PROGRESS,
     TIMED_OUT,
     Call,
@@ -30,7 +31,6 @@ from elche.errors import CommError, DeadlineError, ElcheError
 
 CONNECT_SECONDS = 60.0  # a rank that fails alone keeps the others waiting for so long
 ABORT_SECONDS = 30.0
-CLOSE_SECONDS = 2.0
 NAP_SECONDS = 50e-6
 LATE = "did not end in time"
 
