@@ -177,8 +177,8 @@ def _parser() -> Parser:
     limits("--stall-seconds", type=seconds, metavar="S", help="longest batch: its rank is set aside then")
     limits(
         "--kill-seconds", type=seconds, default=60.0, metavar="S",
-        help="after so long a rank that was set aside and hangs is killed, a stop is forced, and a job ends of "
-        "which only stopped ranks are left (60)",
+        help="after so long a rank that was set aside and hangs is killed, a stop is forced, and a job of "
+        "which only stopped ranks are left ends (60)",
     )  # fmt: skip
     limits(
         "--grace-seconds", type=seconds, default=10.0, metavar="S",

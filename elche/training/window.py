@@ -223,10 +223,10 @@ class WindowEngine(Carrier):
                 except CommError:
                     self.survival.heal()
             assert self._met is not None
+            self._compare_replicas()  # before anybody enters, who would not come to it
             self.survival.change_members(self._met)
             if job.due:
                 self._deal()
-            self._compare_replicas()
             self.survival.stop_if_agreed()
         except SetAside:
             self._drop()

@@ -194,3 +194,29 @@ def test_compressed_gradients_with_what_they_owe_survive_a_loss(point, kind, mon
     laws.check_once(trial, 3)
     laws.check_equal(trial.members())
     assert [event["process"] for event in trial.told("lost")] == [1]
+
+
+@pytest.mark.parametrize(("kind", "spares"), [("kill", 1), ("stop", 0)])
+def test_a_newcomer_enters_where_replicas_are_compared(kind, spares, monkeypatch):
+    """The others compare theirs between two windows; one that enters there knows nothing of it."""
+    scripts.speeds(monkeypatch, 5.0, 5.0, 5.0)
+
+    def script(process):
+        model = scripts.network()
+        optimizer = scripts.sgd(model)
+        cadence = elche.Cadence(resync_every=1)
+        loader = scripts.wrapped(process, model, optimizer, samples=96, cadence=cadence)
+        state = elche.elastic.TorchState(model, optimizer, loader=loader)
+        for _ in state.epochs(4):
+            scripts.go_through(process, model, loader, lambda process: before_batch(process))
+        return scripts.report(process, model)
+
+    def before_batch(process):
+        if process.world.size == 1 and process.engine.job.epoch == 3:
+            process.rest_until(lambda: any(process.hears(other) for other in (1, 2)))
+
+    trial = rig.run(2 + spares, script, faults=[Fault(1, 3, "batch", kind)], spares=spares)
+    laws.check_once(trial, 4, samples=96)
+    laws.check_equal(trial.members())
+    assert [(event["process"], event["slot"]) for event in trial.told("joined")] == [(1 + spares, 1)]
+    assert trial.events[-1]["generation"] == 2, "a loss and an entry; any trouble would be another view"
