@@ -16,7 +16,7 @@ from elche.training import reducers, streams
 from elche.training.streams import Gpu
 from elche.world import current
 
-STREAM = 0x5000
+STREAM, SIDE = 0x5000, 0x5100  # PyTorch's current one, and one beside it
 POLLS = 3  # a copy is done when it has been asked for so often: not at once
 
 
@@ -106,6 +106,11 @@ class FakeSide:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self._queue: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    handle = SIDE
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        pass
 
     def follow(self) -> None:
         self.calls.append("follow")

@@ -7,6 +7,7 @@ stuck ends when it is aborted, which NCCL allows from another thread.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ from elche.comm.nccl_call import (
     Call,
     abort_unclosed,
     aborting,
+    as_bytes,
     code_of,
+    forms_of,
     in_progress_allowed,
     text_of,
 )
@@ -32,6 +35,7 @@ from elche.errors import CommError, DeadlineError, ElcheError
 CONNECT_SECONDS = 60.0  # a rank that fails alone keeps the others waiting for so long
 ABORT_SECONDS = 30.0
 NAP_SECONDS = 50e-6
+ATTEND_SECONDS = 10e-3
 LATE = "did not end in time"
 
 
@@ -78,7 +82,8 @@ class NcclComm:
         self._raw: Any = kind.__new__(kind)  # known before it is made, so that it can be aborted meanwhile
         self._running: Call | None = None
         self._aborting: Call | None = None
-        self._until = 0.0
+        self._attended: threading.Event | None = None
+        self._retiring, self._until = threading.Lock(), 0.0
         self._finalizer = weakref.finalize(self, abort_unclosed, self._raw)
 
     def connect(self) -> str | None:
@@ -93,7 +98,7 @@ class NcclComm:
         error, unique = "", b""
         if self.host.rank == 0:
             try:
-                unique = _as_bytes(self._cupy.cuda.nccl.get_unique_id())
+                unique = as_bytes(self._cupy.cuda.nccl.get_unique_id())
             except Exception as reason:  # CuPy's own, or of the CUDA runtime
                 error = f"get_unique_id failed: {text_of(reason)}"
         try:
@@ -121,14 +126,13 @@ class NcclComm:
         Raises:
             CommError: NCCL failed, or a rank is lost.
         """
-        if self._aborting is not None:
-            raise CommError(f"{self._who()} cannot all_reduce by NCCL: {self.failed or 'it was aborted'}")
+        self._refuse_aborted()
         limit = self.host.deadline_seconds
         self._until = time.perf_counter() + limit
         self._run("all_reduce", lambda: self._sum(parts, stream), limit)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Return when what was launched has ended well.
+        """Return when all that was launched has ended well.
 
         Args:
             is_done: asks an event that was recorded behind it.
@@ -137,6 +141,7 @@ class NcclComm:
             CommError: NCCL failed, or a rank is lost.
         """
         try:
+            self._leave_alone()
             limit = self._until - time.perf_counter()
             if not self._poller.wait(is_done, limit_seconds=limit, watch=self._look):
                 raise self._failure("all_reduce", None)
@@ -145,11 +150,19 @@ class NcclComm:
             self.retire()
             raise
 
+    def attend(self) -> None:
+        """Look after what was launched until `wait` does: the script may block on the device meanwhile."""
+        if self._attended is None and self._aborting is None:
+            self._attended = threading.Event()
+            Call(partial(self._attend, self._attended))
+
     def retire(self) -> None:
         """Begin to abort, and do not wait: other ranks' aborts may be needed for it. May be repeated."""
-        if self._aborting is None:
-            self._finalizer.detach()
-            self._aborting = Call(aborting(self._raw, self._running))
+        self._leave_alone()
+        with self._retiring:
+            if self._aborting is None:
+                self._finalizer.detach()
+                self._aborting = Call(aborting(self._raw, self._running))
 
     def end(self, *, limit_seconds: float = ABORT_SECONDS) -> None:
         """Return when this is aborted; may be repeated.
@@ -180,7 +193,7 @@ class NcclComm:
 
     def _init(self, unique: bytes) -> None:
         self._cupy.cuda.runtime.setDevice(self._device)
-        for form in _forms(unique):
+        for form in forms_of(unique):
             with suppress(TypeError, OverflowError):  # another CuPy's; nothing has been called yet
                 self._settle(partial(self._raw.__init__, self.host.size, form, self.host.rank))
                 return
@@ -188,8 +201,8 @@ class NcclComm:
 
     def _sum(self, parts: Sequence[Part], stream: int) -> None:
         nccl = self._cupy.cuda.nccl
-        types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64}
         self._cupy.cuda.runtime.setDevice(self._device)
+        types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64}
         nccl.groupStart()
         try:
             for send, recv, num_elements, dtype in parts:
@@ -213,6 +226,18 @@ class NcclComm:
                 call = self._raw.check_async_error
             else:
                 return
+
+    def _attend(self, done: threading.Event) -> None:
+        try:
+            while not done.wait(ATTEND_SECONDS):
+                self._look()
+        except BaseException:  # whoever waits next comes upon it
+            self.retire()
+
+    def _leave_alone(self) -> None:
+        if (done := self._attended) is not None:
+            done.set()
+        self._attended = None
 
     # Waiting, and what goes wrong.
 
@@ -246,14 +271,21 @@ class NcclComm:
             self.host.watch()
 
     def _check(self) -> None:
+        self._refuse_aborted()
         try:
             with in_progress_allowed():
                 self._raw.check_async_error()
         except Exception as error:  # whatever CuPy makes of it
             raise self._failure("all_reduce", error)  # noqa: B904 - it is the cause already
 
+    def _refuse_aborted(self) -> None:
+        if self._aborting is not None:
+            reason = self.failed or "NCCL's communicator was aborted"
+            raise CommError(f"{reason}; {self._who()} cannot all_reduce by NCCL")
+
     def _failure(self, verb: str, error: BaseException | None) -> CommError:
         """Note that NCCL failed, None: in time; return what to raise."""
+        self._refuse_aborted()  # its calls fail for that
         if error is None or code_of(error) == TIMED_OUT:
             self.failed = f"NCCL's {verb} {LATE}"
             return DeadlineError(f"{self.failed}; {self._who()} waited: {LIKELY_CAUSE}")
@@ -264,13 +296,3 @@ class NcclComm:
 
     def _who(self) -> str:
         return f"rank {self.host.rank} of {self.host.size}"
-
-
-def _as_bytes(unique: bytes | Sequence[int]) -> bytes:
-    """Return a unique id as CuPy 14 gives it; 13 gives a tuple of C's chars, signed or not."""
-    return unique if isinstance(unique, bytes) else bytes(char & 0xFF for char in unique)
-
-
-def _forms(unique: bytes) -> list[bytes | tuple[int, ...]]:
-    """Return the forms in which a CuPy may want it: bytes, chars as x86 has them, chars as Arm has."""
-    return [unique, tuple(memoryview(unique).cast("b")), tuple(unique)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,3 +118,13 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return repr(error) if code_of(error) is None else f"NCCL's result {code_of(error)}"
     return str(error) or repr(error)
+
+
+def as_bytes(unique: bytes | Sequence[int]) -> bytes:
+    """Return a unique id as CuPy 14 gives it; 13 gives a tuple of C's chars, signed or not."""
+    return unique if isinstance(unique, bytes) else bytes(char & 0xFF for char in unique)
+
+
+def forms_of(unique: bytes) -> list[bytes | tuple[int, ...]]:
+    """Return the forms in which a CuPy may want it: bytes, chars as x86 has them, chars as Arm has."""
+    return [unique, tuple(memoryview(unique).cast("b")), tuple(unique)]

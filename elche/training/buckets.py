@@ -62,6 +62,12 @@ class Bucket:
             accumulate=not first, nonfinite=nonfinite, views=self._own_views,
         )  # fmt: skip
 
+    def foresee_(self, grads: Sequence[Tensor | None], weight: float, first: bool) -> None:
+        """Let `sum_n` hold what `own_n` will after `accumulate_`; `grads` are those that have slots here."""
+        if not first:
+            self.sum_n.copy_(self.own_n)
+        scale_accumulate_(self.sum_n, self.layout, grads, weight, accumulate=not first, views=self._sum_views)
+
     def flag_nonfinite_(self, flag: Tensor, grads: Sequence[Tensor | None]) -> None:
         """Set `flag` if a gradient that has its slot here is inf or nan."""
         flag_nonfinite_(flag, [grads[index] for index in self.indices], self.layout)

@@ -1,7 +1,7 @@
 """What the ranks tell each other at a window's end: one row of float64 each, one all-gather.
 
 Numbers first, then truths (which parameters have a gradient, which buffers changed, whether they are on a
-GPU) as the bits of whole numbers, each small enough for a float64 to hold exactly.
+GPU, ...) as the bits of whole numbers, each small enough for a float64 to hold exactly.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Met:
         present: by parameter, whether some rank has a gradient.
         changed: by buffer, whether it changed on some rank.
         some_on_gpu: whether some rank has its gradients on a GPU.
+        stands: whether the sums that were begun early stand on all ranks.
         generation: of these ranks.
     """
 
@@ -98,6 +99,7 @@ class Met:
     present: list[bool]
     changed: list[bool]
     some_on_gpu: bool
+    stands: bool
     generation: int
 
     @property

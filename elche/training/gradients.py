@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import or_
+from collections.abc import Iterable, Sequence
+from operator import and_, or_
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Gradients:
         present: by parameter, whether some batch of the window gave it a gradient on this rank; after
             `totals()`.
         device: where they live; one for all.
+        buckets: where their sums lie.
         wire: what their sums travel as.
     """
 
@@ -30,6 +31,7 @@ class Gradients:
     names: list[str]
     present: list[bool]
     device: torch.device
+    buckets: list[Bucket]
     wire: WireFormat
 
     def __init__(
@@ -57,9 +59,10 @@ class Gradients:
         # The memory order of a slot: the parameter's own, made dense where the parameter is not.
         orders = [torch.empty_like(parameter, device="meta") for parameter in parameters]
         self._strides = [order.stride() for order in orders]
-        self._buckets = make_buckets(
+        self.buckets = make_buckets(
             [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype, device=self.device) for o in orders]
         )
+        self._had: list[bool] = [False] * len(parameters)  # a gradient, in the last batch
         self.begin()
 
     def describe(self) -> dict[str, Any]:
@@ -85,16 +88,28 @@ class Gradients:
             samples: in the batch.
             check: leave the batch out if any gradient is inf or nan.
         """
-        grads = [
-            grad if grad is None or _has_order(grad, strides) else _in_order(grad, strides)
-            for grad, strides in zip([p.grad for p in self.parameters], self._strides, strict=True)
-        ]
-        self._had_grads.append([grad is not None for grad in grads])
+        grads = self._grads(range(len(self.parameters)))
+        self._had = [grad is not None for grad in grads]
+        self._had_grads.append(self._had)
         flag = self._flag(grads) if check else None
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.accumulate_(grads, weight, first=not self._weights, nonfinite=flag)
         self._weights.append(weight)
         self._samples.append(samples)
+
+    def foresee(self, bucket: Bucket, weight: float) -> None:
+        """Let `sum_n` of a bucket hold what `own_n` will, if `accumulate` takes the gradients there are now.
+
+        Args:
+            bucket: one of `buckets`.
+            weight: the batch's.
+        """
+        bucket.foresee_(self._grads(bucket.indices), weight, first=not self._weights)
+
+    def expected(self) -> list[bool]:
+        """Return, by parameter, whether backward is expected to give it a gradient: as in the last batch."""
+        trained = [parameter.requires_grad and parameter.is_leaf for parameter in self.parameters]
+        return list(map(and_, self._had, trained))
 
     def there(self) -> list[bool]:
         """Return, by parameter, whether it has a gradient now."""
@@ -130,9 +145,9 @@ class Gradients:
     def to_reduce(self) -> list[Bucket]:
         """Return the buckets, to be summed over the ranks; a rank without a batch has zeros in them."""
         if not self._weights:
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 bucket.clear_()
-        return self._buckets
+        return self.buckets
 
     def commit(self, present: Sequence[bool], scale: float, max_norm: float | None) -> None:
         """Give every parameter its mean gradient, scale * sum, clipped; None where no rank had one.
@@ -144,8 +159,16 @@ class Gradients:
         """
         grads = self._targets(present)
         factor = scale if max_norm is None else self._clipped(scale, max_norm)
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.unpack_(grads, factor)
+
+    def _grads(self, indices: Iterable[int]) -> list[Tensor | None]:
+        """Return the gradients there are, each in its slot's memory order."""
+        pairs = [(self.parameters[index].grad, self._strides[index]) for index in indices]
+        return [
+            grad if grad is None or _has_order(grad, strides) else _in_order(grad, strides)
+            for grad, strides in pairs
+        ]
 
     def _targets(self, present: Sequence[bool]) -> list[Tensor | None]:
         """Return the tensors that will hold the mean gradients: the parameters' own where they fit."""
@@ -163,7 +186,7 @@ class Gradients:
 
     def _clipped(self, scale: float, max_norm: float) -> Tensor:
         """Return scale * min(1, max_norm / norm); stays on the device."""
-        norms = [torch.linalg.vector_norm(bucket.sum_n, dtype=torch.float64) for bucket in self._buckets]
+        norms = [torch.linalg.vector_norm(bucket.sum_n, dtype=torch.float64) for bucket in self.buckets]
         norm = torch.linalg.vector_norm(torch.stack(norms)) * scale
         return scale * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
@@ -171,7 +194,7 @@ class Gradients:
         """Return this batch's own flag, set if a gradient is not finite."""
         flag = torch.zeros(1, device=self.device)
         self._flags.append(flag)
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.flag_nonfinite_(flag, grads)
         return flag
 

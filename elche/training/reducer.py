@@ -16,13 +16,39 @@ from elche.training.buckets import Bucket
 class Reducer(Protocol):
     """Sums the buckets of all ranks."""
 
-    def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
+    def begin(self, bucket: Bucket) -> None:
+        """Begin early with a bucket whose `sum_n` holds what its `own_n` is going to; does not wait.
+
+        Args:
+            bucket: the last one that has not been begun with.
+
+        Raises:
+            CommError: some rank is lost, or what carries the sums failed.
+        """
+        ...
+
+    def begin_rest(self, buckets: Sequence[Bucket], *, stands: bool) -> None:
+        """Begin with what was not begun early; called in every window once this rank has done its batches.
+
+        Args:
+            buckets: all.
+            stands: whether what was begun early on this rank was as `own_n` is now.
+
+        Raises:
+            CommError: some rank is lost, or what carries the sums failed.
+        """
+        ...
+
+    def all_reduce(
+        self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer], *, stands: bool
+    ) -> None:
         """Sum `own_n` of each bucket over the ranks into its `sum_n`, and with them each send into its sum.
 
         Args:
             buckets: `own_n` stays as it was. Work on `sum_n` in the current stream comes after the sum.
             sends: arrays on host memory.
             sums: of the same shapes and dtypes.
+            stands: whether what was begun early stands on all ranks.
 
         Raises:
             CommError: some rank is lost, or what carries the sums failed.
@@ -42,8 +68,14 @@ class Reducer(Protocol):
         ...
 
 
-class Free:
-    """A reducer that has nothing to give back: who gives up a communicator revokes it."""
+class Plain:
+    """A reducer that begins nothing early, and has nothing to give back: a communicator is revoked."""
+
+    def begin(self, bucket: Bucket) -> None:
+        """Do nothing."""
+
+    def begin_rest(self, buckets: Sequence[Bucket], *, stands: bool) -> None:
+        """Do nothing."""
 
     def retire(self) -> None:
         """Do nothing."""
@@ -56,7 +88,11 @@ class Free:
 
 
 class NcclReducer:
-    """By NCCL, all buckets in one group in the current stream; what lies on host memory over the host's way.
+    """By NCCL; what lies on host memory over the host's way.
+
+    A communicator's first sum is of all buckets in one group, in the current stream. Then each bucket goes
+    as soon as it can, in a stream beside it: every rank begins with all of them, in one order, before it
+    hears of the others. Where what was begun does not stand on some rank, all sum again in one group.
 
     Attributes:
         comm: the ranks.
@@ -74,12 +110,32 @@ class NcclReducer:
             device: of the buckets.
         """
         self.comm, self._device, self.has_reduced = comm, device, False
+        side = streams.beside(device)
+        assert side is not None
+        self._side = side
+        self._num_begun, self._is_begun = 0, False
 
-    def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
+    def begin(self, bucket: Bucket) -> None:
+        """Begin early, see `Reducer`."""
+        self._launch_beside(_part(bucket)._replace(send=bucket.sum_n.data_ptr()), bucket)
+        self.comm.attend()  # the script may wait for the device before it comes to step()
+
+    def begin_rest(self, buckets: Sequence[Bucket], *, stands: bool) -> None:  # noqa: ARG002 - all ranks say
+        """Begin with the rest, see `Reducer`."""
+        for bucket in reversed(buckets[: len(buckets) - self._num_begun]):
+            self._launch_beside(_part(bucket), bucket)
+        self._is_begun = True
+
+    def all_reduce(
+        self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer], *, stands: bool
+    ) -> None:
         """Sum over the ranks, see `Reducer`."""
         try:
-            parts = [_part(bucket) for bucket in buckets if bucket.own_n.numel()]
-            self.comm.launch(parts, streams.current_handle(self._device))
+            if self._is_begun:
+                self._side.lead()
+            if not (self._is_begun and stands):
+                parts = [_part(bucket) for bucket in buckets if bucket.own_n.numel()]
+                self.comm.launch(parts, streams.current_handle(self._device))
             is_done = streams.mark(self._device)
             if sends:
                 self.comm.host.all_reduce(sends, sums)
@@ -87,7 +143,14 @@ class NcclReducer:
         except BaseException:
             self.retire()
             raise
-        self.has_reduced = True
+        self._num_begun, self._is_begun, self.has_reduced = 0, False, True
+
+    def _launch_beside(self, part: Part, bucket: Bucket) -> None:
+        self._num_begun += 1
+        self._side.follow()
+        self._side.keep(bucket.own_n, bucket.sum_n)
+        if part.num_elements:
+            self.comm.launch([part], self._side.handle)
 
     def retire(self) -> None:
         """Begin to abort."""
@@ -102,10 +165,17 @@ class NcclReducer:
         self.comm.close()
 
 
-class AloneReducer(Free):
+class AloneReducer(Plain):
     """For a rank that is alone: its buckets stay on their GPU."""
 
-    def all_reduce(self, buckets: Sequence[Bucket], sends: Sequence[Buffer], sums: Sequence[Buffer]) -> None:
+    def all_reduce(
+        self,
+        buckets: Sequence[Bucket],
+        sends: Sequence[Buffer],
+        sums: Sequence[Buffer],
+        *,
+        stands: bool,  # noqa: ARG002 - nothing was begun early
+    ) -> None:
         """Take this rank's part for the sum."""
         for bucket in buckets:
             bucket.sum_n.copy_(bucket.own_n)

@@ -70,6 +70,21 @@ class Reducers:
             self._made[user] = self._choose(user, comm, device, wire)
         return self._made[user]
 
+    def at_hand(self, user: object) -> Reducer | None:
+        """Return what was prepared for a user and the ranks there are now.
+
+        Args:
+            user: whose buckets it sums.
+
+        Returns:
+            None where nothing was, on any rank.
+        """
+        return self._made.get(user) if self._world.comm is self._comm else None
+
+    def is_sole(self, user: object) -> bool:
+        """Return whether sums of nobody else could get between a user's, in another order on each rank."""
+        return [*self._made] == [user]
+
     def retire(self) -> None:
         """Begin to give back all, the oldest first; does not wait: one may hang on the kernel of another."""
         for reducer in self._made.values():

@@ -7,6 +7,7 @@ import time
 from elche.errors import CommError, UsageError
 from elche.training import streams
 from elche.training.buffers import Buffers
+from elche.training.early import Early
 from elche.training.exchange import Exchange, Met, Row
 from elche.training.gradients import Gradients
 from elche.training.reducers import Reducers
@@ -47,7 +48,18 @@ class Reduction:
         self._gradients, self._buffers, self._replicas = gradients, buffers, replicas
         self._reducers = Reducers.of(world)
         self._wire = None if gradients.wire.dtype is None else Wire(gradients.wire)
+        self._early = Early(gradients)
         self.reduced, self.sync_ms = False, 0.0
+
+    def begin_early(self, weight: float) -> None:
+        """Begin to sum in the batch that comes, this rank's last of a window, where that makes sense.
+
+        Args:
+            weight: the batch's.
+        """
+        reducer = self._reducers.at_hand(self)
+        if reducer is not None and self._reducers.is_sole(self) and streams.is_gpu(self._gradients.device):
+            self._early.watch(weight, reducer.begin)
 
     def meet(self, row: Row) -> Met:
         """Exchange words: every rank's row, which parameters have a gradient, which buffers changed.
@@ -63,11 +75,12 @@ class Reduction:
         """
         self.reduced = False
         world, present = self._world, self._gradients.present
-        on_gpu = streams.is_gpu(self._gradients.device)
-        rows, truths = self._exchange.meet(row, [*present, *self.changed_buffers(row.window), on_gpu])
+        on_gpu, stands = streams.is_gpu(self._gradients.device), self._begin_rest()
+        own = [*present, *self.changed_buffers(row.window), on_gpu, not stands]
+        rows, (*truths, some_on_gpu, some_fell) = self._exchange.meet(row, own)
         generation = 0 if world.group is None else world.group.view.generation
-        *truths, some_on_gpu = truths
-        return Met(rows, world.slots, truths[: len(present)], truths[len(present) :], some_on_gpu, generation)
+        present, changed = truths[: len(present)], truths[len(present) :]
+        return Met(rows, world.slots, present, changed, some_on_gpu, not some_fell, generation)
 
     def reduce(self, met: Met, num_updates: int) -> None:
         """Sum over the ranks, out of place, and agree that all have.
@@ -86,7 +99,7 @@ class Reduction:
         self._replicas.agree_on_settings(settings, told, num_updates)
         rank, comm = self._world.rank, self._world.comm
         sends, sums = self._buffers.pack(met.changed, met.moved, rank)
-        reducer.all_reduce(self._gradients.to_reduce(), sends, sums)
+        reducer.all_reduce(self._gradients.to_reduce(), sends, sums, stands=met.stands)
         self.reduced = True
         if not comm.agree(True):
             raise CommError("the window was not agreed on by all ranks")
@@ -95,12 +108,23 @@ class Reduction:
     def settle(self) -> None:
         """Note that the window counts as it was reduced."""
         self.reduced = False
+        self._early.forget()
         if self._wire is not None:
             self._wire.settle()
 
     def retire(self) -> None:
         """Let nothing go on that was begun with the ranks there were; does not wait."""
+        self._early.forget()
         self._reducers.retire()
+
+    def _begin_rest(self) -> bool:
+        """Begin with all that was not begun early; return whether what was stands on this rank."""
+        reducer = self._reducers.at_hand(self)
+        if reducer is None:
+            return True
+        buckets, stands = self._gradients.to_reduce(), self._early.stands()
+        reducer.begin_rest(buckets, stands=stands)
+        return stands
 
     def changed_buffers(self, window: int) -> list[bool]:
         """Return, by buffer, whether it changed; one that cannot be averaged ends the job for all."""

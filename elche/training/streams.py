@@ -34,6 +34,11 @@ def gpu_of(device: torch.device) -> Gpu:
     return Gpu(number, str(torch.cuda.get_device_properties(number).uuid), torch.version.cuda)
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Return whether what is put in the current stream becomes part of a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def current_handle(device: torch.device) -> int:
     """Return the handle of the stream that PyTorch works in."""
     return torch.cuda.current_stream(device).cuda_stream
@@ -50,7 +55,13 @@ def beside(device: torch.device) -> SideStream | None:
 
 
 class SideStream:
-    """Copies between a GPU and pinned memory beside the stream that PyTorch works in."""
+    """Work on a GPU beside the stream that PyTorch works in.
+
+    Attributes:
+        handle: of the stream.
+    """
+
+    handle: int
 
     def __init__(self, device: torch.device) -> None:
         """Make a stream.
@@ -60,6 +71,7 @@ class SideStream:
         """
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.handle = self._stream.cuda_stream
 
     def follow(self) -> None:
         """Let what comes here wait for all that is in the current stream."""
@@ -69,9 +81,14 @@ class SideStream:
         """Let what comes in the current stream wait for all that is here."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
+    def keep(self, *tensors: Tensor) -> None:
+        """Let the memory of tensors, once they are freed, not be given away before what is here is done."""
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+
     def pinned(self, like: Tensor) -> Tensor:
         """Return room in pinned memory for a tensor of the GPU, which this stream will use from now on."""
-        like.record_stream(self._stream)  # so that its memory is not given away before the copies are done
+        self.keep(like)
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], bool]:

@@ -78,7 +78,7 @@ class WindowEngine(Carrier):
         self._update, self._replicas = update, replicas
         self._stopwatch, self._journal = Stopwatch(gradients.device), Journal(world, job)
         self._pending: tuple[Range, float] | None = None
-        self._exchange = Exchange(world, len(gradients.names) + len(buffers.names) + 1)
+        self._exchange = Exchange(world, len(gradients.names) + len(buffers.names) + 2)
         self._reduction = Reduction(world, self._exchange, gradients, buffers, replicas)
         self.survival = Survival(
             world, job, self._journal, snapshot, self._reduction, self._commit, self._deal
@@ -156,6 +156,8 @@ class WindowEngine(Carrier):
             data_ms: how long the loop waited for it.
         """
         self._pending = position, weight
+        if len(self.open_share()) == 1:
+            self._reduction.begin_early(weight)
         self._stopwatch.begin(position[1] - position[0], data_ms)
 
     # The optimizer's side.

@@ -50,9 +50,21 @@ def reduce_by_nccl(host, cupy, number):
         reducer = NcclReducer(NcclComm(cupy, host, number), device)
         assert reducer.comm.connect() is None
         buckets = buckets_on(device, host.rank)
-        reducer.all_reduce(buckets, [], [])
+        reducer.all_reduce(buckets, [], [], stands=True)
         check_sums(buckets, host.size)
+        for stands in (True, False):
+            sum_early(reducer, buckets, stands=stands)
+            check_sums(buckets, host.size)
         reducer.end()
+
+
+def sum_early(reducer, buckets, *, stands):
+    """Begin with the last bucket before the others; the guess is wrong where it is not to stand."""
+    buckets[-1].sum_n.copy_(buckets[-1].own_n if stands else torch.full_like(buckets[-1].own_n, 7.0))
+    reducer.begin(buckets[-1])
+    torch.cuda.synchronize()
+    reducer.begin_rest(buckets, stands=stands)
+    reducer.all_reduce(buckets, [], [], stands=stands)
 
 
 def test_nccl_with_one_rank(cupy):
@@ -92,7 +104,7 @@ def test_through_pinned_memory(n):
         buckets = buckets_on(torch.device("cuda", 0), host.rank)
         reducer = HostReducer(host, one_by_one=True)
         for _ in range(3):
-            reducer.all_reduce(buckets, [], [])
+            reducer.all_reduce(buckets, [], [], stands=True)
             check_sums(buckets, n)
 
     memory.run(n, live)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import training_rig as rig
-from fake_gpus import STREAM, FakeGpus, FakeSide
+from fake_gpus import SIDE, STREAM, FakeGpus, FakeSide
 
 from elche.comm import memory, nccl, nccl_ready
 from elche.config import Environment
@@ -57,7 +57,8 @@ def test_cpus_are_asked_nothing(monkeypatch, capfd):
     assert LINE not in capfd.readouterr().err
 
 
-def test_nccl_sums_each_window_in_one_group(monkeypatch, capfd, on_cpus):
+def test_nccl_sums_each_window(monkeypatch, capfd, on_cpus):
+    """First all in one group, in PyTorch's own stream; then what the last batch begins early, beside it."""
     gpus = FakeGpus(monkeypatch)
     rig.assert_equal(on_cpus, *train())
     num_windows = 4  # 14 batches of 4 samples, 4 a window
@@ -65,11 +66,14 @@ def test_nccl_sums_each_window_in_one_group(monkeypatch, capfd, on_cpus):
         first = ["get_unique_id"] if rank == 0 else []
         expected = [*first, "setDevice", "init", *GROUP * num_windows, "abort", "destroy"]
         assert gpus.calls(rank) == expected
-        sums = [call for call in gpus.cupys[rank].calls if call[0] == "allReduce"]
-        assert {call[5:] for call in sums} == {(7, 0, STREAM)}, "float32, sum, PyTorch's stream"
-        assert {call[4] for call in sums} == {24}, "12, 4, 4 and 1 elements, each slot padded to 16 bytes"
-        assert len({call[2:4] for call in sums}) == 1
-        assert all(call[2] != call[3] for call in sums), "out of place"
+        sums = [call[2:] for call in gpus.cupys[rank].calls if call[0] == "allReduce"]
+        own, total, *_ = sums[0]
+        assert own != total, "out of place"
+        numbers = 24, 7, 0  # 12, 4, 4 and 1 elements, each slot padded to 16 bytes; float32; sum
+        assert sums[0] == (own, total, *numbers, STREAM)
+        assert sums[1:3] == [(total, total, *numbers, SIDE)] * 2
+        had_batch = rank < 2  # in the last window, of two batches
+        assert sums[3:] == [(total if had_batch else own, total, *numbers, SIDE)]
     assert LINE not in capfd.readouterr().err
 
 
@@ -204,15 +208,15 @@ def test_copies_run_ahead_of_the_sums(monkeypatch):
         side, buckets = own_side(), buckets_of(comm.rank)
         reducer = HostReducer(Recorder(comm, side.calls), one_by_one=True)
         extra, total = np.ones(2), np.zeros(2)
-        reducer.all_reduce(buckets, [extra], [total])
+        reducer.all_reduce(buckets, [extra], [total], stands=True)
         pinned = [stage.own_n.data_ptr() for stage in reducer._staging._stages]
         back = [stage.sum_n.data_ptr() for stage in reducer._staging._stages]
         own = [bucket.own_n.data_ptr() for bucket in buckets]
         sums = [bucket.sum_n.data_ptr() for bucket in buckets]
         assert side.calls == [
             "follow",
-            *(("copy", own[k], pinned[k]) for k in range(3)),
-            *(event for k in range(3) for event in (("all_reduce", pinned[k]), ("copy", back[k], sums[k]))),
+            *(("copy", own[k], pinned[k]) for k in (2, 1, 0)),
+            *(event for k in (2, 1, 0) for event in (("all_reduce", pinned[k]), ("copy", back[k], sums[k]))),
             ("all_reduce", extra.ctypes.data),
             "lead",
         ]
@@ -240,7 +244,7 @@ def test_after_a_failure_no_copy_is_left_behind(monkeypatch):
     buckets = buckets_of(0)
     comm = Recorder(memory.single(), side.calls, fail_at=7)  # at the second bucket
     with pytest.raises(CommError, match="are gone"):
-        HostReducer(comm, one_by_one=True).all_reduce(buckets, [], [])
+        HostReducer(comm, one_by_one=True).all_reduce(buckets, [], [], stands=True)
     assert side.calls[-1] == "lead"
     assert buckets[1].own_n.tolist()[:3] == [10.0] * 3, "what was accumulated stays whole"
 
@@ -253,13 +257,14 @@ def test_a_copy_that_never_ends_meets_its_deadline(monkeypatch):
         patch.object(side, "copy", lambda into, source: lambda: False),
         pytest.raises(DeadlineError, match=r"a copy from the GPU of rank 0 did not end within 0.1 s"),
     ):
-        HostReducer(comm, one_by_one=True).all_reduce(buckets_of(0), [], [])
+        HostReducer(comm, one_by_one=True).all_reduce(buckets_of(0), [], [], stands=True)
 
 
 def test_on_cpus_all_goes_at_once():
     buckets, events = buckets_of(1), []
     extra, total = np.ones(2), np.zeros(2)
-    HostReducer(Recorder(memory.single(), events), one_by_one=False).all_reduce(buckets, [extra], [total])
+    reducer = HostReducer(Recorder(memory.single(), events), one_by_one=False)
+    reducer.all_reduce(buckets, [extra], [total], stands=True)
     assert events == [("all_reduce", buckets[0].own_n.data_ptr())]
     assert [bucket.sum_n.tolist()[0] for bucket in buckets] == [1.0, 11.0, 21.0]
     assert total.tolist() == [1.0, 1.0]

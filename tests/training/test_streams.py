@@ -54,6 +54,9 @@ def test_a_mark_is_behind_what_is_in_the_current_stream():
 
 
 class FakeTensor:
+    def record_stream(self, stream):
+        calls.append(("kept for", stream.name))
+
     def copy_(self, source, non_blocking):
         calls.append(("copy", source, non_blocking, "in", current[-1]))
 
@@ -63,12 +66,16 @@ def test_copies_wait_for_the_work_before_and_the_work_after_for_them():
     side.follow()
     is_done = side.copy(FakeTensor(), "what")
     side.lead()
+    side.keep(FakeTensor(), FakeTensor())
+    assert side.handle == 0x5100
     assert is_done() == "side"
     assert calls == [
         ("side", "waits for", "current"),
         ("copy", "what", True, "in", "side"),
         ("event", "behind", "side"),
         ("current", "waits for", "side"),
+        ("kept for", "side"),
+        ("kept for", "side"),
     ]
 
 
@@ -76,3 +83,9 @@ def test_a_cpu_has_no_streams():
     assert streams.beside(torch.device("cpu")) is None
     assert not streams.is_gpu(torch.device("cpu"))
     assert streams.is_gpu(DEVICE)
+
+
+def test_graphs_are_captured_on_gpus_only(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert streams.is_capturing(DEVICE)
+    assert not streams.is_capturing(torch.device("cpu"))
