@@ -93,15 +93,17 @@ def unpack_(
     layout: SlotLayout,
     scale: float | Tensor,
     *,
+    keep: bool = False,
     views: Sequence[Tensor] | None = None,
 ) -> None:
     """Give every tensor its slot times one scale: tensor_k = cast(scale * slot_k), to nearest even.
 
     Args:
         tensors: one per slot, written in place; None is left out.
-        bucket_n: flat bucket on the tensors' device; spent: it may hold anything afterwards.
+        bucket_n: flat bucket on the tensors' device; spent, unless it is kept: it may hold anything then.
         layout: where its slots lie.
         scale: a number, or a 0-d float32 or float64 tensor on the bucket's device.
+        keep: whether to leave the bucket as it is, which takes longer for many small tensors on the CPU.
         views: as in `scale_accumulate_`, of this bucket.
     """
     if bucket_n.is_cuda:
@@ -109,7 +111,7 @@ def unpack_(
 
         launch(tensors, bucket_n, layout, scale)
     else:
-        foreach.unpack_(tensors, bucket_n, layout, scale, views=views)
+        foreach.unpack_(tensors, bucket_n, layout, scale, keep=keep, views=views)
 
 
 def flag_nonfinite_(flag: Tensor, tensors: Sequence[Tensor | None], layout: SlotLayout | None = None) -> None:

@@ -72,11 +72,12 @@ def unpack_(
     layout: SlotLayout,
     scale: float | Tensor,
     *,
+    keep: bool = False,
     views: Sequence[Tensor] | None = None,
 ) -> None:
     """See `elche.kernels.unpack_`."""
     slots, reals = _pairs(bucket_n, layout, tensors, views)
-    if reals and bucket_n.numel() <= LARGE * len(reals):
+    if reals and not keep and bucket_n.numel() <= LARGE * len(reals):
         bucket_n.mul_(float(scale))
         torch._foreach_copy_(reals, slots)
     else:

@@ -30,6 +30,7 @@ class Bucket:
         own_n: weighted sum of this rank's gradients.
         sum_n: sum of `own_n` over the ranks, after a reduce.
         arrays: both as MPI sees them; None where they are on no CPU.
+        is_shared: whether other ranks read the sum where it lies.
     """
 
     indices: tuple[int, ...]
@@ -39,6 +40,7 @@ class Bucket:
     _own_views: list[Tensor]
     _sum_views: list[Tensor]
     arrays: tuple[Buffer, Buffer] | None = field(init=False)
+    is_shared: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, indices: Sequence[int], like: Sequence[Tensor]) -> Bucket:
@@ -62,6 +64,27 @@ class Bucket:
             accumulate=not first, nonfinite=nonfinite, views=self._own_views,
         )  # fmt: skip
 
+    def move_own_(self, own_n: Tensor) -> None:
+        """Accumulate in other memory from now on.
+
+        Args:
+            own_n: as long as `own_n`, whose place it takes.
+        """
+        own_n.copy_(self.own_n)
+        self.own_n, self._own_views = own_n, self.layout.views(own_n, self._own_views)
+        self.__post_init__()
+
+    def place_sum(self, sum_n: Tensor, *, is_shared: bool) -> None:
+        """Let the sum be in other memory from now on; what was summed is left behind.
+
+        Args:
+            sum_n: as long as `sum_n`, whose place it takes.
+            is_shared: whether other ranks read it where it lies.
+        """
+        self.sum_n, self._sum_views = sum_n, self.layout.views(sum_n, self._sum_views)
+        self.is_shared = is_shared
+        self.__post_init__()
+
     def foresee_(self, grads: Sequence[Tensor | None], weight: float, first: bool) -> None:
         """Let `sum_n` hold what `own_n` will after `accumulate_`; `grads` are those that have slots here."""
         if not first:
@@ -79,7 +102,7 @@ class Bucket:
     def unpack_(self, grads: Sequence[Tensor | None], scale: float | Tensor) -> None:
         """Write scale * sum into each gradient that is not None."""
         mine = [grads[index] for index in self.indices]
-        unpack_(mine, self.sum_n, self.layout, scale, views=self._sum_views)
+        unpack_(mine, self.sum_n, self.layout, scale, keep=self.is_shared, views=self._sum_views)
 
 
 def make_buckets(tensors: Sequence[Tensor], cap_bytes: int = CAP_BYTES) -> list[Bucket]:

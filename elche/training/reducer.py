@@ -14,7 +14,13 @@ from elche.training.buckets import Bucket
 
 
 class Reducer(Protocol):
-    """Sums the buckets of all ranks."""
+    """Sums the buckets of all ranks.
+
+    Attributes:
+        is_whole: whether the sum is whole once this rank's `all_reduce` has returned; else once all have.
+    """
+
+    is_whole: bool
 
     def begin(self, bucket: Bucket) -> None:
         """Begin early with a bucket whose `sum_n` holds what its `own_n` is going to; does not wait.
@@ -71,6 +77,8 @@ class Reducer(Protocol):
 class Plain:
     """A reducer that begins nothing early, and has nothing to give back: a communicator is revoked."""
 
+    is_whole = True
+
     def begin(self, bucket: Bucket) -> None:
         """Do nothing."""
 
@@ -97,10 +105,12 @@ class NcclReducer:
     Attributes:
         comm: the ranks.
         has_reduced: whether it has ever summed.
+        is_whole: that of a rank is.
     """
 
     comm: NcclComm
     has_reduced: bool
+    is_whole: bool = True
 
     def __init__(self, comm: NcclComm, device: torch.device) -> None:
         """Sum over `comm`.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import MutableMapping, Sequence
 from typing import Any
-
-import torch
+from weakref import WeakKeyDictionary
 
 from elche.comm import nccl_ready
 from elche.comm.base import Comm
 from elche.comm.nccl import NcclComm
 from elche.comm.nccl_ready import Ready
 from elche.training import streams
+from elche.training.buckets import Bucket
 from elche.training.host_reducer import HostReducer
 from elche.training.reducer import AloneReducer, NcclReducer, Reducer
+from elche.training.shared_reducer import Home, SharedReducer
 from elche.training.wire import Wire
 from elche.world import World
 
@@ -31,7 +33,9 @@ class Reducers:
         """
         self._world = world
         self._comm: Comm | None = None
-        self._made: dict[object, Reducer] = {}
+        self._made: dict[object, Reducer] = {}  # on GPUs: to be given back
+        self._on_cpus: MutableMapping[object, Reducer] = WeakKeyDictionary()
+        self._homes: MutableMapping[object, Home] = WeakKeyDictionary()
         self._told: str | None = None
         self._num_failures = 0
         self._given_up: str | None = None
@@ -43,12 +47,14 @@ class Reducers:
             world.reducers = cls(world)
         return world.reducers
 
-    def prepare(self, user: object, device: torch.device, wire: Wire | None, *, some_on_gpu: bool) -> Reducer:
+    def prepare(
+        self, user: object, buckets: Sequence[Bucket], wire: Wire | None, *, some_on_gpu: bool
+    ) -> Reducer:
         """Return what sums the buckets of a user over the ranks there are now; collective.
 
         Args:
             user: whose they are; each has one of its own.
-            device: where this rank's are.
+            buckets: this rank's, all on one device.
             wire: what they travel on, through host memory, for NCCL sums in the type that it sends; None: as
                 they are.
             some_on_gpu: whether some rank's are on a GPU; all say the same.
@@ -61,23 +67,22 @@ class Reducers:
             ElcheError: this rank's GPU is stuck.
         """
         comm = self._world.comm
-        if not some_on_gpu:
-            return HostReducer(comm, one_by_one=wire is not None, wire=wire)
         if comm is not self._comm:
             self._end()
             self._comm = comm
-        if user not in self._made:
-            self._made[user] = self._choose(user, comm, device, wire)
-        return self._made[user]
+        made, choose = (self._made, self._choose) if some_on_gpu else (self._on_cpus, self._choose_on_cpus)
+        if user not in made:
+            made[user] = choose(user, comm, buckets, wire)
+        return made[user]
 
     def at_hand(self, user: object) -> Reducer | None:
-        """Return what was prepared for a user and the ranks there are now.
+        """Return what was prepared for a user and the ranks there are now, and can begin early.
 
         Args:
             user: whose buckets it sums.
 
         Returns:
-            None where nothing was, on any rank.
+            None where there is no such thing, on any rank.
         """
         return self._made.get(user) if self._world.comm is self._comm else None
 
@@ -95,7 +100,8 @@ class Reducers:
         self.retire()
         for reducer in self._made.values():
             reducer.close()
-        self._made.clear()
+        for forgotten in (self._made, self._on_cpus, self._homes):
+            forgotten.clear()
 
     def _end(self) -> None:
         """Give back all that was made for the ranks there were, and wait until that is done."""
@@ -104,7 +110,10 @@ class Reducers:
             reducer.end()
             if isinstance(reducer, NcclReducer):
                 self._note(reducer)
+        for reducer in self._on_cpus.values():
+            reducer.end()
         self._made.clear()
+        self._on_cpus.clear()
 
     def _note(self, reducer: NcclReducer) -> None:
         """Count failures in a row, so that the ranks do not begin again for ever."""
@@ -115,11 +124,27 @@ class Reducers:
         if self._num_failures >= MOST_FAILURES:
             self._given_up = f"NCCL has failed {self._num_failures} times in a row: {reducer.comm.failed}"
 
-    def _choose(self, user: object, comm: Comm, device: torch.device, wire: Wire | None) -> Reducer:
+    def _choose_on_cpus(
+        self, user: object, comm: Comm, buckets: Sequence[Bucket], wire: Wire | None
+    ) -> Reducer:
         if wire is not None:
             return HostReducer(comm, one_by_one=True, wire=wire)
         if comm.size == 1:
             return AloneReducer()
+        if comm.local_size < comm.size or self._world.environment.backend == "mpi":
+            return HostReducer(comm, one_by_one=False)
+        reducer = SharedReducer(comm, self._homes.setdefault(user, Home(buckets)))
+        if why := reducer.connect():
+            self._tell(comm, f"gradients are summed over MPI, not in shared memory: {why}")
+            return HostReducer(comm, one_by_one=False)
+        return reducer
+
+    def _choose(self, user: object, comm: Comm, buckets: Sequence[Bucket], wire: Wire | None) -> Reducer:
+        if wire is not None:
+            return HostReducer(comm, one_by_one=True, wire=wire)
+        if comm.size == 1:
+            return AloneReducer()
+        device = buckets[0].own_n.device
         gpu = streams.gpu_of(device) if streams.is_gpu(device) else None
         cupy, reason = (None, None) if gpu is None else self._find(gpu.cuda)
         why = nccl_ready.agree(comm, Ready(gpu and gpu.identity, reason))
@@ -129,7 +154,7 @@ class Reducers:
             why = self._given_up = reducer.comm.connect()
             if why is None:
                 return reducer
-        self._tell(comm, why)
+        self._tell(comm, f"gradients are summed through host memory, not by NCCL: {why}")
         return HostReducer(comm, one_by_one=True)
 
     def _find(self, cuda: str | None) -> tuple[Any, str | None]:
@@ -139,8 +164,8 @@ class Reducers:
             return None, "ELCHE_BACKEND=mpi asks for it"
         return nccl_ready.find(cuda)
 
-    def _tell(self, comm: Comm, why: str | None) -> None:
-        """Say once why NCCL is not used; all ranks know the same."""
-        if why != self._told and comm.rank == 0:
-            sys.stderr.write(f"elche: gradients are summed through host memory, not by NCCL: {why}\n")
-        self._told = why
+    def _tell(self, comm: Comm, what: str) -> None:
+        """Say once why the faster way is not taken; all ranks know the same."""
+        if what != self._told and comm.rank == 0:
+            sys.stderr.write(f"elche: {what}\n")
+        self._told = what

@@ -92,15 +92,15 @@ class Reduction:
         Raises:
             CommError: somebody is lost.
         """
-        device = self._gradients.device
-        reducer = self._reducers.prepare(self, device, self._wire, some_on_gpu=met.some_on_gpu)
+        buckets = self._gradients.buckets
+        reducer = self._reducers.prepare(self, buckets, self._wire, some_on_gpu=met.some_on_gpu)
         begun = time.perf_counter()
         settings, told = [row.settings for row in met.rows], [row.told for row in met.rows]
         self._replicas.agree_on_settings(settings, told, num_updates)
         rank, comm = self._world.rank, self._world.comm
         sends, sums = self._buffers.pack(met.changed, met.moved, rank)
-        reducer.all_reduce(self._gradients.to_reduce(), sends, sums, stands=met.stands)
-        self.reduced = True
+        reducer.all_reduce(buckets, sends, sums, stands=met.stands)
+        self.reduced = reducer.is_whole
         if not comm.agree(True):
             raise CommError("the window was not agreed on by all ranks")
         self.sync_ms = 1e3 * (time.perf_counter() - begun)
@@ -119,10 +119,11 @@ class Reduction:
 
     def _begin_rest(self) -> bool:
         """Begin with all that was not begun early; return whether what was stands on this rank."""
+        buckets = self._gradients.to_reduce()  # once all have met, they may be read where they lie
         reducer = self._reducers.at_hand(self)
         if reducer is None:
             return True
-        buckets, stands = self._gradients.to_reduce(), self._early.stands()
+        stands = self._early.stands()
         reducer.begin_rest(buckets, stands=stands)
         return stands
 

@@ -117,3 +117,25 @@ def test_the_check_for_nan_changes_no_bit_of_a_finite_number(dtype):
     kernels.flag_nonfinite_(torch.zeros(1), [finite.view(real)])
     assert len(finite) > 9_000
     assert torch.equal(finite, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_bucket_that_others_read_is_kept(sizes, dtype):
+    tensors, layout, mine_n, judge_n = case(sizes, dtype, torch.float32, whole=False)
+    for bucket_n in (mine_n, judge_n):
+        bucket_n.copy_(torch.linspace(-3.0, 3.0, layout.total))
+    before_n = mine_n.clone()
+    mine, judge = tensors, [tensor.clone() for tensor in tensors]
+    kernels.unpack_(mine, mine_n, layout, 1 / 3, keep=True)
+    reference.unpack_(judge, judge_n, layout, 1 / 3)
+    assert torch.equal(mine_n, before_n)
+    for tensor, expected in zip(mine, judge, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+def test_a_kept_bucket_without_tensors_is_kept():
+    layout = SlotLayout.of([3], torch.float32)
+    bucket_n = torch.ones(layout.total)
+    kernels.unpack_([None], bucket_n, layout, 0.5, keep=True)
+    assert set(bucket_n.tolist()) == {1.0}
