@@ -35,6 +35,7 @@ from torch import nn  # noqa: E402
 
 import elche  # noqa: E402
 from elche.comm.mpi_call import Call  # noqa: E402
+from elche.training.shared_reducer import SharedReducer  # noqa: E402
 
 note(imported=time.monotonic())
 
@@ -46,11 +47,15 @@ WITHIN = {
     "slow_sending": ("all_gather", "pause"),
     "slow_reducing": ("all_reduce", "pause"),
     "cancel": ("all_reduce", "exception"),
+    "fail_adding": ("add", "SIGKILL"),
 }
 
 
 def go_wrong_within(verb: str, kind: str) -> None:
     """Let this process go wrong in the midst of its next such verb: one of the others has its word or sum."""
+    if verb == "add":
+        SharedReducer.all_reduce = lambda *_, **__: (note(within=verb), os.kill(os.getpid(), signal.SIGKILL))
+        return
     plain = Call.run
 
     def run(call: Any, planned: Any) -> None:

@@ -55,18 +55,20 @@ def test_a_seat_wakes_imports_and_enters_while_the_others_go_on(launch, plain):
 
 
 def test_a_job_grows_by_signal_and_by_command(launch):
-    job = launch("-np", "2", "--max-np", "4", pace=0.04)
+    job = launch("-np", "2", "--max-np", "4", epochs=10_000)
     job.wait_for_window(3)
     job.signal(signal.SIGUSR1)
     command = [sys.executable, "-m", "elche.mpi_launch", "grow", "1", "--pid", str(job.launcher.pid)]
     subprocess.run(command, check=True, timeout=30)
     job.signal(signal.SIGUSR1)
+    until(lambda: len(job.log("joined")) == 2, seconds=60)
+    job.order(0, "finish")
     assert job.end() == 0
     assert job.said == [
         "growing to 3 ranks",
         "growing to 4 ranks",
         "cannot grow to 5 ranks: --max-np is 4",
     ]
-    job.assert_lawful()
+    job.assert_lawful(epochs=max((entry["epoch"] + 1 for entry in job.log("epoch")), default=0))
     assert job.members == {0, 1, 2, 3}
     assert sorted(entry["slot"] for entry in job.log("joined")) == [2, 3]

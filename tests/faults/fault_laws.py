@@ -16,7 +16,8 @@ from trials import laws
 from trials.scenarios import Scenario
 from trials.training import Record, Snapshot, WindowRecord, make_loader
 
-UNFINISHED = {"load", "batch", "middle", "last", "exchange", "all_reduce"}  # a window: it is not committed
+# Where a window has an end that is not committed.
+UNFINISHED = {"load", "batch", "middle", "last", "exchange", "all_reduce", "add"}
 
 
 @dataclass

@@ -7,6 +7,7 @@ middle       the same, in the second half of an epoch
 last         the same, in the last window of an epoch
 exchange, all_reduce, agree, send, receive
              in that collective; how many messages it has begun to send (send, receive: a newcomer's state)
+add          where this rank adds up its part of the sum in shared memory; 0: before it does, 1: after it
 commit       when all have agreed, before this rank commits; committed: right after it
 roll call    when this rank is to answer; proposing: when it knows the next view, before it writes it
 epoch        between two epochs
@@ -34,6 +35,7 @@ from elche.comm.mpi_wire import Wire
 from elche.policy.dispatch import Range
 from elche.training.job import Job
 from elche.training.reduction import Reduction
+from elche.training.shared_reducer import SharedReducer
 from elche.training.transfer import Transfer
 from elche.training.window import WindowEngine
 
@@ -129,6 +131,7 @@ class Faults:
             (Transfer, "receive", "receive"),
         ):
             _wrap(owner, name, lambda at=at: self._collective(at))
+        _wrap(SharedReducer, "all_reduce", self._add)
         _wrap(Group, "start_up", self._step)
         _wrap(Group, "settle", lambda: self._before("proposing"))
         _wrap(WindowEngine, "_commit", self._commit)
@@ -180,6 +183,12 @@ class Faults:
     def _before(self, at: str) -> Iterator[None]:
         self.here(at)
         yield
+
+    @contextmanager
+    def _add(self) -> Iterator[None]:
+        self.here("add", 0)
+        yield
+        self.here("add", 1)
 
     @contextmanager
     def _step(self) -> Iterator[None]:

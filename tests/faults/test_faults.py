@@ -34,10 +34,10 @@ def prepare(folder, ranks, scenario, faults, spares, plan):
 def train(mpirun, ulfm, tmp_path_factory):
     """`train(ranks, scenario, *faults, ...)`: a training under mpirun to its end, and what it has printed."""
 
-    def run(ranks, scenario, *faults, spares=0, stall=None, timeout=120, **plan):
+    def run(ranks, scenario, *faults, spares=0, stall=None, timeout=120, backend="auto", **plan):
         folder = tmp_path_factory.mktemp("faults")
         job = prepare(folder, ranks, scenario, faults, spares, plan)
-        env = {"ELCHE_LOG": str(folder / "log.jsonl"), "ELCHE_SPARES": str(spares)}
+        env = {"ELCHE_LOG": str(folder / "log.jsonl"), "ELCHE_SPARES": str(spares), "ELCHE_BACKEND": backend}
         if stall is not None:
             env["ELCHE_STALL_SECONDS"] = str(stall)
         ended = mpirun(ranks + spares, SCRIPT, folder, options=ULFM, env=env, timeout=timeout)
@@ -118,6 +118,31 @@ def test_during_exchange_all_reduce_and_agreement(train, sent):
         Fault(process=4, kind="kill", window=3, at="exchange", number=number(4)),
         Fault(process=0, kind="kill", window=6, at="all_reduce", number=number(3)),
         Fault(process=2, kind="kill", window=9, at="agree", number=number(2)),
+        backend="mpi",  # on one host nothing is sent for a sum
+    )
+    check(job)
+
+
+def test_while_ranks_add_up_what_they_share(train):
+    job, _ = train(
+        5,
+        {**MLP, "epochs": 3},
+        Fault(process=4, kind="kill", window=3, at="add", number=0),
+        Fault(process=0, kind="kill", window=6, at="add", number=1),
+        Fault(process=2, kind="raise", window=9, at="add", number=0),
+    )
+    check(job)
+
+
+def test_a_rank_that_stops_while_it_adds_up(train):
+    """When it wakes it goes on adding, to what the others have left behind."""
+    job, _ = train(
+        3,
+        {**MLP, **LONG},
+        Fault(process=1, kind="stop", window=30, at="add", number=0),
+        Fault(process=0, kind="stop", window=80, at="add", number=0),
+        stall=1,
+        stop={"lost": 2, "joined": 2},
     )
     check(job)
 
@@ -253,10 +278,10 @@ SINGLE = {
     **{kind: (kind, "batch") for kind in ("sys_exit_5", "term", "leave_loop", "slow")},
     **{kind: (kind, "middle") for kind in ("stop", "loop")},
     "stuck loader": ("block", "load"),
-    **{at: ("kill", at) for at in ("start", "exchange", "all_reduce", "agree", "commit", "committed")},
+    **{at: ("kill", at) for at in ("start", "exchange", "all_reduce", "add", "agree", "commit", "committed")},
     **{at: ("kill", at) for at in ("last", "epoch")},
 }
-NUMBERS = {"batch": 2, "start": 5, "exchange": 3, "all_reduce": 3, "agree": 3}
+NUMBERS = {"batch": 2, "start": 5, "exchange": 3, "all_reduce": 3, "add": 2, "agree": 3}
 
 
 @pytest.mark.soak
@@ -271,7 +296,8 @@ def test_twenty_in_a_row(name, train):
             job, _ = train(3, {**MLP, **LONG}, fault, stall=1, stop={"lost": 1, "joined": 1})
         else:
             # 14 windows of 6 batches, so that an epoch's last one has some for every rank.
-            job, _ = train(3, {**NORM, "samples": 252, "epochs": 6 if at == "last" else 3}, fault)
+            scenario = {**NORM, "samples": 252, "epochs": 6 if at == "last" else 3}
+            job, _ = train(3, scenario, fault, backend="mpi" if at == "all_reduce" else "auto")
         check(job)
 
 
