@@ -1,19 +1,18 @@
 """CuPy's NCCL as CuPy 14.2 has it, between threads and on the CPU: records each call, fails where it is told.
 
 Signatures and errors are those of the real one, see `test_the_fake_is_like_the_real_one`. A `FakeCupy` is one
-process's package; those of one `Fabric` reach each other. Sums are made in rank order on the memory that the
-pointers name, when all ranks have launched theirs.
+process's package; those of one `Fabric` reach each other. What is in a group is done on the memory that the
+pointers name, when all ranks have ended theirs: sums in rank order, sends to the recvs they match.
 """
 
 from __future__ import annotations
 
-import ctypes
 import operator
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
+from fake_transfers import add_up, gather, pass_on
 
 NAMES = (
     "SUCCESS",
@@ -25,7 +24,6 @@ NAMES = (
     "REMOTE_ERROR",
 )
 ERRORS = {status: f"NCCL_ERROR_{name}" for status, name in enumerate(NAMES)}
-TYPES = {7: ctypes.c_float, 8: ctypes.c_double}
 HANG, FOREVER = "hang", "forever"  # until it is aborted; not even then
 WAIT_SECONDS = 20.0
 
@@ -73,7 +71,7 @@ class FakeCupy:
         nccl = SimpleNamespace(
             NcclCommunicator=communicator_class(self), NcclError=NcclError, available=available,
             get_unique_id=self.get_unique_id, groupStart=self.group_start, groupEnd=self.group_end,
-            NCCL_SUM=0, NCCL_FLOAT32=7, NCCL_FLOAT64=8,
+            NCCL_SUM=0, NCCL_UINT8=1, NCCL_FLOAT32=7, NCCL_FLOAT64=8,
         )  # fmt: skip
         runtime = SimpleNamespace(
             setDevice=lambda device: self.call("setDevice", device),
@@ -170,25 +168,30 @@ class FakeCupy:
         self._start()
 
     def _start(self):
+        """Put the group in the stream. What PyTorch does behind bytes that move would not wait on a CPU."""
         with self.fabric.changed:
-            for raw in self._group.raws[:1]:
-                raw.launched.append(self._group.ops)
+            if self._group.raws:
+                raw, ops = self._group.raws[0], self._group.ops
+                raw.launched.append(ops)
                 self._conclude(raw)
+                num, moves = len(raw.launched), any(name != "allReduce" for name, *_ in ops)
+                done = lambda: raw.aborted or raw.done >= num  # noqa: E731
+                assert not moves or self.fabric.changed.wait_for(done, WAIT_SECONDS), "others never came"
 
     def _conclude(self, raw):
-        """Sum the oldest group, where every rank has launched it."""
+        """Do the oldest group, where every rank has launched it."""
         ranks = [raw.room[rank] for rank in range(raw.ndev)]
         if any(len(one.launched) <= raw.done or one.aborted for one in ranks):
             return
-        for ops in zip(*(one.launched[raw.done] for one in ranks), strict=True):
-            assert len({tuple(op[2:5]) for op in ops}) == 1, "the ranks sum different things"
-            total = array_at(ops[0][0], *ops[0][2:4]).copy()
-            for op in ops[1:]:
-                total += array_at(op[0], *op[2:4])
-            for op in ops:
-                array_at(op[1], *op[2:4])[:] = total
+        groups = [one.launched[raw.done] for one in ranks]
+        for name, do in (("allReduce", add_up), ("allGather", gather)):
+            mine = [[args for kind, *args in ops if kind == name] for ops in groups]
+            for calls in zip(*mine, strict=True):
+                do(calls)
+        pass_on(groups)
         for one in ranks:
             one.done += 1
+        self.fabric.changed.notify_all()
 
     def mark(self):
         """Return what asks whether all that was launched is done, or given up."""
@@ -222,11 +225,23 @@ def communicator_class(fake):
             fake.connect(self, ndev, unique, rank)
 
         def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream, /):
-            args = [operator.index(value) for value in (sendbuf, recvbuf, count, datatype, op, stream)]
+            self._put("allReduce", sendbuf, recvbuf, count, datatype, op, stream)
+
+        def allGather(self, sendbuf, recvbuf, count, datatype, stream, /):
+            self._put("allGather", sendbuf, recvbuf, count, datatype, stream)
+
+        def send(self, sendbuf, count, datatype, peer, stream, /):
+            self._put("send", sendbuf, count, datatype, peer, stream)
+
+        def recv(self, recvbuf, count, datatype, peer, stream, /):
+            self._put("recv", recvbuf, count, datatype, peer, stream)
+
+        def _put(self, name, *args):
+            args = [operator.index(value) for value in args]
             assert self.comm, "of no communicator"
             assert fake.is_in_group(), "elche launches in groups"
-            fake.launch(self, args)
-            fake.in_group("allReduce", self.number, *args, raw=self)
+            fake.launch(self, (name, *args))
+            fake.in_group(name, self.number, *args, raw=self)
 
         def check_async_error(self):
             fake.call("check_async_error", self.number, raw=self)
@@ -244,8 +259,3 @@ def communicator_class(fake):
             self.comm = 0
 
     return NcclCommunicator
-
-
-def array_at(pointer: int, count: int, datatype: int) -> Any:
-    """The memory that a pointer names."""
-    return np.ctypeslib.as_array((TYPES[datatype] * count).from_address(pointer))

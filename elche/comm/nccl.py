@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from elche.comm.base import LIKELY_CAUSE, Comm, all_gather_bytes, broadcast_bytes
 from elche.comm.nccl_call import (
@@ -29,6 +29,7 @@ from elche.comm.nccl_call import (
     in_progress_allowed,
     text_of,
 )
+from elche.comm.nccl_parts import Part
 from elche.comm.polling import WATCH_SECONDS, Poller
 from elche.errors import CommError, DeadlineError, ElcheError
 
@@ -37,22 +38,6 @@ ABORT_SECONDS = 30.0
 NAP_SECONDS = 50e-6
 ATTEND_SECONDS = 10e-3
 LATE = "did not end in time"
-
-
-class Part(NamedTuple):
-    """One array to sum.
-
-    Attributes:
-        send: address of what is summed.
-        recv: address of the sum, another one.
-        num_elements: how many numbers.
-        dtype: "float32" or "float64".
-    """
-
-    send: int
-    recv: int
-    num_elements: int
-    dtype: str
 
 
 class NcclComm:
@@ -117,11 +102,11 @@ class NcclComm:
         return min(failures, key=lambda text: text.endswith(LATE))  # others wait for the one that failed
 
     def launch(self, parts: Sequence[Part], stream: int) -> None:
-        """Begin to sum over the ranks, all parts in one group; `sends` stay as they were.
+        """Begin to sum over the ranks, or a step of it: all parts in one group.
 
         Args:
-            parts: what to sum.
-            stream: handle of the CUDA stream that the sums are put in.
+            parts: what to do; all ranks do the same, in one order; each `Send` has its `Receive`.
+            stream: handle of the CUDA stream that it is put in.
 
         Raises:
             CommError: NCCL failed, or a rank is lost.
@@ -129,7 +114,7 @@ class NcclComm:
         self._refuse_aborted()
         limit = self.host.deadline_seconds
         self._until = time.perf_counter() + limit
-        self._run("all_reduce", lambda: self._sum(parts, stream), limit)
+        self._run("all_reduce", lambda: self._group(parts, stream), limit)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Return when all that was launched has ended well.
@@ -199,15 +184,15 @@ class NcclComm:
                 return
         raise TypeError("this CuPy takes unique ids in a form that elche does not know")
 
-    def _sum(self, parts: Sequence[Part], stream: int) -> None:
+    def _group(self, parts: Sequence[Part], stream: int) -> None:
         nccl = self._cupy.cuda.nccl
         self._cupy.cuda.runtime.setDevice(self._device)
         types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64}
         nccl.groupStart()
         try:
-            for send, recv, num_elements, dtype in parts:
+            for part in parts:
                 with in_progress_allowed():
-                    self._raw.allReduce(send, recv, num_elements, types[dtype], nccl.NCCL_SUM, stream)
+                    part.put(nccl, self._raw, stream)
         except BaseException:
             with suppress(Exception):  # the group is this thread's, and is to be left whatever it says
                 nccl.groupEnd()

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from elche.comm.base import Buffer
-from elche.comm.nccl import NcclComm, Part
+from elche.comm.nccl import NcclComm
+from elche.comm.nccl_parts import Sum
 from elche.training import streams
 from elche.training.buckets import Bucket
 
@@ -193,6 +194,6 @@ class AloneReducer(Plain):
             total[...] = send
 
 
-def _part(bucket: Bucket) -> Part:
+def _part(bucket: Bucket) -> Sum:
     own_n, sum_n = bucket.own_n, bucket.sum_n
-    return Part(own_n.data_ptr(), sum_n.data_ptr(), own_n.numel(), str(own_n.dtype).removeprefix("torch."))
+    return Sum(own_n.data_ptr(), sum_n.data_ptr(), own_n.numel(), str(own_n.dtype).removeprefix("torch."))

@@ -9,7 +9,8 @@ import pytest
 from fake_cupy import Fabric, FakeCupy
 
 from elche.comm import memory
-from elche.comm.nccl import NcclComm, Part
+from elche.comm.nccl import NcclComm
+from elche.comm.nccl_parts import Sum
 from elche.errors import CommError, ElcheError
 
 STREAM = 0x7F0000001230
@@ -23,7 +24,7 @@ def arrays(rank):
 
 def parts_of(owns, sums):
     return [
-        Part(own.ctypes.data, total.ctypes.data, own.size, str(own.dtype))
+        Sum(own.ctypes.data, total.ctypes.data, own.size, str(own.dtype))
         for own, total in zip(owns, sums, strict=True)
     ]
 

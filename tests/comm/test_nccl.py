@@ -14,6 +14,7 @@ from nccl_rig import STREAM, arrays, parts_of, ranks, reduce
 from elche.comm import memory
 from elche.comm.nccl import NcclComm
 
+MADE = ["allReduce", "allGather", "send", "recv", "check_async_error", "abort", "destroy"]
 REDUCE = ["setDevice", "groupStart", "allReduce", "allReduce", "groupEnd"]
 
 
@@ -37,12 +38,12 @@ def test_the_fake_is_like_the_real_one():
         pytest.skip("CuPy finds no NCCL")
     fake = FakeCupy(chars=None if int(cupy.__version__.split(".")[0]) >= 14 else np.int8)
     kind = fake.cuda.nccl.NcclCommunicator
-    for name, arguments in signatures(kind, ["allReduce", "check_async_error", "abort", "destroy"]).items():
+    for name, arguments in signatures(kind, MADE).items():
         shown = getattr(real.NcclCommunicator, name).__doc__.splitlines()[0]
         told = re.search(r"\((.*)\)", shown)
         assert told is not None
         assert [word.split()[-1] for word in told[1].split(",")][1:] == arguments, name
-    for name in ("NCCL_SUM", "NCCL_FLOAT32", "NCCL_FLOAT64"):
+    for name in ("NCCL_SUM", "NCCL_UINT8", "NCCL_FLOAT32", "NCCL_FLOAT64"):
         assert getattr(real, name) == getattr(fake.cuda.nccl, name)
     for status in range(10):
         errors = []
