@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from harness import Spread
 
 import elche
+from elche.training.transport import HostTransport
 from elche.training.wire import WireFormat, WireSum
 from elche.world import current
 
@@ -92,14 +93,15 @@ def timed_sum(dtype: torch.dtype | None) -> Callable[[], float]:
     comm = current().comm
     own_n = torch.randn(MEGABYTES * 2**18, generator=torch.Generator().manual_seed(comm.rank))
     sum_n = torch.empty_like(own_n)
+    on_wire = None if dtype is None else WireSum(HostTransport(comm), dtype, own_n)
 
     def once() -> float:
         comm.agree(True)
         began = time.perf_counter()
-        if dtype is None:
+        if on_wire is None:
             comm.all_reduce([own_n.numpy()], [sum_n.numpy()])
         else:
-            WireSum(comm, dtype).all_reduce(own_n, sum_n)
+            on_wire.all_reduce(own_n, sum_n)
         return float(np.max(comm.all_gather(np.array([time.perf_counter() - began]))))
 
     return once

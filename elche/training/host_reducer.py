@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
 from elche.comm.base import Buffer, Comm
@@ -15,6 +14,7 @@ from elche.training import streams
 from elche.training.buckets import Bucket
 from elche.training.reducer import Plain
 from elche.training.streams import SideStream
+from elche.training.transport import HostTransport
 from elche.training.wire import Wire
 
 
@@ -35,6 +35,7 @@ class HostReducer(Plain):
             wire: for float32 buckets; None: all travel as they are.
         """
         self._comm, self._one_by_one, self._wire = comm, one_by_one, wire
+        self._transport = HostTransport(comm)
         self._staging: _Staging | None = None
 
     def begin(self, bucket: Bucket) -> None:
@@ -66,8 +67,8 @@ class HostReducer(Plain):
         with self._staging.fetched() as stages:
             for index, stage in reversed([*enumerate(stages)]):
                 self._await(stage.is_here)
-                if self._wire is not None and stage.own_n.dtype is torch.float32:
-                    self._wire.all_reduce(self._comm, index, stage.own_n, stage.sum_n)
+                if self._wire is not None and self._wire.carries(stage.own_n):
+                    self._wire.all_reduce(self._transport, index, stage.own_n, stage.sum_n)
                 else:
                     self._comm.all_reduce([_array(stage.own_n)], [_array(stage.sum_n)])
                 stage.bring_back()

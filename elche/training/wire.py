@@ -12,20 +12,19 @@ Legend: `_n`, elements of a bucket; `_wb`, a message of bytes for each rank, or 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from elche.comm.base import Comm
 from elche.kernels import cast_scale_, weighted_sum
+from elche.training.transport import Transport
 
 HEADER_BYTES = 16  # the power of two, as float32, and room to align what follows
 SHARD_ALIGN = 8  # elements
-TOP_EXPONENT = 15  # float16 ends below 2^16
-LEAST_EXPONENT = -126  # of the smallest normal float32
+EXPONENT = 0x7F80_0000  # of a float32's bits, those of its exponent: all set in inf and nan, none in zero
+ONE, LEAST_UNIT = 0x3F80_0000, 0x0080_0000  # the bits of 1 and of the smallest normal power of two
+TOP = 14 << 23  # what to take from the exponent of the largest element: float16 ends below 2^16
 
 
 @dataclass(frozen=True)
@@ -60,63 +59,76 @@ class Compression:
 
 
 class WireSum:
-    """Sums float32 buckets over the ranks in a wire type; on host memory."""
+    """Sums float32 buckets of one length over the ranks in a wire type, where they are.
 
-    def __init__(self, comm: Comm, dtype: torch.dtype) -> None:
-        """Sum over `comm`.
+    On a GPU nothing waits for the device: the powers of two are made, sent and read there.
+    """
+
+    def __init__(self, transport: Transport, dtype: torch.dtype, like_n: Tensor) -> None:
+        """Make room for the messages, which stays as long as this does.
 
         Args:
-            comm: the ranks.
+            transport: between the ranks.
             dtype: the wire type, bfloat16 or float16.
+            like_n: a bucket, for its length and device.
         """
-        self._comm, self._dtype = comm, dtype
+        self._transport, self._dtype = transport, dtype
+        n, size = like_n.numel(), transport.size
+        shard = -(-n // (size * SHARD_ALIGN)) * SHARD_ALIGN
+        self._parts = [slice(min(n, shard * rank), min(n, shard * (rank + 1))) for rank in range(size)]
+        num_bytes = HEADER_BYTES + dtype.itemsize * shard
+        room_wb = torch.zeros(size + 1, num_bytes, dtype=torch.uint8, device=like_n.device)
+        self._sent, self._told = _Messages(room_wb[:size], dtype), _Messages(room_wb[size:], dtype)
 
     def all_reduce(self, own_n: Tensor, sum_n: Tensor, lost_n: Tensor | None = None) -> None:
         """Sum over the ranks; collective.
 
         Args:
-            own_n: this rank's bucket, float32 on the CPU; it stays as it is.
+            own_n: this rank's bucket; it stays as it is, unless it is `sum_n`.
             sum_n: becomes the sum, the same bits on every rank.
             lost_n: becomes what was rounded off here: of this rank's bucket, and of the sum in the shard
                 that it has summed; None: nobody asks.
         """
-        comm, total = self._comm, own_n.numel()
-        shard = -(-total // (comm.size * SHARD_ALIGN)) * SHARD_ALIGN
-        parts = [slice(min(total, shard * rank), min(total, shard * (rank + 1))) for rank in range(comm.size)]
-        sent_wb = np.zeros((comm.size, HEADER_BYTES + 2 * shard), np.uint8)
-        self._write(sent_wb, [own_n[part] for part in parts], _unit(own_n, self._dtype))
-        units_w, shards_wn = self._open(comm.all_to_all(sent_wb))
-        summed_n = weighted_sum(shards_wn, units_w)
-        told_wb = np.zeros((1, HEADER_BYTES + 2 * shard), np.uint8)
-        self._write(told_wb, [summed_n], _unit(summed_n, self._dtype))
-        self._read_all(comm.all_gather(told_wb[0]), parts, sum_n)
+        if not own_n.numel():
+            return
+        mine = self._parts[self._transport.rank]
+        self._sent.write([own_n[part] for part in self._parts], _unit(own_n, self._dtype))
+        got = _Messages(self._transport.all_to_all(self._sent.bytes_wb), self._dtype)
+        summed_n = weighted_sum(got.rows_wn, got.units_w.contiguous())
         if lost_n is not None:
-            mine = parts[comm.rank]
-            torch.sub(own_n, self._read_all(sent_wb, parts, torch.empty_like(own_n)), out=lost_n)
+            torch.sub(own_n, self._sent.read(self._parts, torch.empty_like(own_n)), out=lost_n)
+        self._told.write([summed_n], _unit(summed_n, self._dtype))
+        heard = _Messages(self._transport.all_gather(self._told.bytes_wb[0]), self._dtype)
+        heard.read(self._parts, sum_n)
+        if lost_n is not None:
             lost_n[mine] += summed_n[: mine.stop - mine.start] - sum_n[mine]
-            lost_n[~lost_n.isfinite()] = 0.0
+            lost_n.nan_to_num_(0.0, 0.0, 0.0)  # inf and nan are never owed
 
-    def _open(self, messages_wb: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return the power of two and the elements of each message, without a copy of these."""
-        bytes_wb = torch.from_numpy(messages_wb)
-        units_w = bytes_wb[:, :4].contiguous().view(torch.float32)[:, 0]
-        return units_w, bytes_wb[:, HEADER_BYTES:].view(self._dtype)
 
-    def _write(self, messages_wb: np.ndarray, parts: list[Tensor], unit: float) -> None:
-        messages_wb[:, :4] = np.frombuffer(np.float32(unit).tobytes(), np.uint8)
-        _, rows_wn = self._open(messages_wb)
-        for row_n, part_n in zip(rows_wn, parts, strict=True):
-            cast_scale_(row_n[: part_n.numel()], part_n, 1.0 / unit)
+class _Messages:
+    """Rows of bytes: a power of two each, and elements of the wire type to be multiplied by it."""
 
-    def _read_all(self, messages_wb: np.ndarray, parts: list[slice], out_n: Tensor) -> Tensor:
-        units_w, rows_wn = self._open(messages_wb)
-        for unit, row_n, part in zip(units_w.tolist(), rows_wn, parts, strict=True):
+    def __init__(self, bytes_wb: Tensor, dtype: torch.dtype) -> None:
+        self.bytes_wb = bytes_wb
+        self.units_w = bytes_wb[:, :4].view(torch.float32)[:, 0]
+        self.rows_wn = bytes_wb[:, HEADER_BYTES:].view(dtype)
+
+    def write(self, parts: list[Tensor], unit: Tensor) -> None:
+        """Cast a part into each row, divided by `unit`."""
+        self.units_w.copy_(unit)
+        factor = unit.reciprocal()
+        for row_n, part_n in zip(self.rows_wn, parts, strict=True):
+            cast_scale_(row_n[: part_n.numel()], part_n, factor)
+
+    def read(self, parts: list[slice], out_n: Tensor) -> Tensor:
+        """Cast each row back into its part."""
+        for unit, row_n, part in zip(self.units_w, self.rows_wn, parts, strict=True):
             cast_scale_(out_n[part], row_n[: part.stop - part.start], unit)
         return out_n
 
 
 class Wire:
-    """What one user's float32 buckets travel on, with what it owes them."""
+    """What one user's buckets travel on, with what it owes them."""
 
     def __init__(self, wire: WireFormat) -> None:
         """Owe nothing.
@@ -124,34 +136,49 @@ class Wire:
         Args:
             wire: its dtype is not None.
         """
-        self._wire = wire
+        assert wire.dtype is not None
+        self._dtype, self._error_feedback = wire.dtype, wire.error_feedback
+        self._transport: Transport | None = None
+        self._sums: dict[int, WireSum] = {}  # by bucket, over this transport
         self._owed: dict[int, Tensor] = {}  # by bucket, of the last committed window
         self._rounded: dict[int, Tensor] = {}  # of the one under way
 
-    def all_reduce(self, comm: Comm, bucket: int, own_n: Tensor, sum_n: Tensor) -> None:
+    def carries(self, bucket_n: Tensor) -> bool:
+        """Return whether a bucket travels on it; double precision goes as it is."""
+        return bucket_n.dtype is torch.float32
+
+    def all_reduce(self, transport: Transport, bucket: int, own_n: Tensor, sum_n: Tensor) -> None:
         """Sum a bucket over the ranks, and with it what is owed; collective.
 
         Args:
-            comm: the ranks.
+            transport: between the ranks.
             bucket: which it is.
-            own_n: this rank's, float32 on the CPU; it stays as it is.
+            own_n: this rank's, float32, where the transport takes it; it stays as it is.
             sum_n: becomes the sum.
         """
-        assert self._wire.dtype is not None
-        if bucket in self._owed:
-            own_n = own_n + self._owed[bucket]
-        if self._wire.error_feedback:
+        if transport != self._transport:
+            self._transport, self._sums = transport, {}
+        if bucket not in self._sums:
+            self._sums[bucket] = WireSum(transport, self._dtype, own_n)
+        if bucket in self._owed:  # perhaps from before NCCL was given up
+            own_n = own_n + self._owed[bucket].to(own_n.device)
+        if self._error_feedback:
             self._rounded[bucket] = torch.empty_like(own_n)
-        WireSum(comm, self._wire.dtype).all_reduce(own_n, sum_n, self._rounded.get(bucket))
+        self._sums[bucket].all_reduce(own_n, sum_n, self._rounded.get(bucket))
 
     def settle(self) -> None:
         """Let what was rounded off be owed: the window counts."""
         self._owed, self._rounded = self._rounded, {}
 
 
-def _unit(value_n: Tensor, dtype: torch.dtype) -> float:
-    """Return the power of two to divide by; 1 for bfloat16, which ends where float32 does, and for inf."""
-    largest = float(value_n.abs().max()) if value_n.numel() and dtype is torch.float16 else 0.0
-    if largest == 0.0 or not math.isfinite(largest):
-        return 1.0
-    return 2.0 ** max(math.frexp(largest)[1] - TOP_EXPONENT, LEAST_EXPONENT)
+def _unit(value_n: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the power of two to divide by; 1 for bfloat16, which ends where float32 does, and for inf.
+
+    It is made of the bits of an exponent, which are the same on every device; as pow() would not be.
+    """
+    if dtype is not torch.float16:
+        return torch.ones((), device=value_n.device)
+    least, largest = value_n.aminmax()
+    exponent = torch.maximum(-least, largest).view(torch.int32) & EXPONENT
+    unit = (exponent - TOP).clamp_(min=LEAST_UNIT)
+    return unit.masked_fill_(exponent == EXPONENT, ONE).view(torch.float32)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from elche.comm import memory
-from elche.training.wire import Compression, WireSum
+from elche.training.transport import HostTransport
+from elche.training.wire import Compression, WireSum, _unit
 
 DTYPES = [torch.bfloat16, torch.float16]
 EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit in the last place
@@ -18,7 +19,7 @@ def summed(n, dtype, bucket_of):
     def one(comm):
         own_n = bucket_of(comm.rank)
         before, sum_n, lost_n = own_n.clone(), torch.full_like(own_n, 7.0), torch.full_like(own_n, 7.0)
-        WireSum(comm, dtype).all_reduce(own_n, sum_n, lost_n)
+        WireSum(HostTransport(comm), dtype, own_n).all_reduce(own_n, sum_n, lost_n)
         assert torch.equal(own_n, before) or not own_n.isfinite().all()
         return sum_n, lost_n
 
@@ -92,12 +93,26 @@ def test_what_was_rounded_off_is_what_the_sum_lacks(n, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bucket_may_be_summed_where_it_is(dtype):
+    def one(comm):
+        own_n = random_bucket(100)(comm.rank)
+        summing, outcomes = WireSum(HostTransport(comm), dtype, own_n), []
+        for sum_n in (torch.empty(100), own_n):
+            summing.all_reduce(own_n, sum_n, lost_n := torch.empty(100))
+            outcomes.append(torch.cat([sum_n, lost_n]))
+        return outcomes
+
+    for apart, in_place in memory.run(3, one, timeout_seconds=30):
+        assert torch.equal(apart, in_place)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_with_feedback_many_rounded_windows_add_up_to_the_exact_sum(dtype):
     """Without it the mean of 200 equal windows is off by the rounding of one; with it by 1/200 of that."""
     value = 1.0 + 0.3 * EPS[dtype]  # always rounded to 1
 
     def one(comm):
-        summing = WireSum(comm, dtype)
+        summing = WireSum(HostTransport(comm), dtype, torch.empty(64))
         plain, fed, owed = torch.zeros(64), torch.zeros(64), torch.zeros(64)
         for _ in range(200):
             sum_n = torch.empty(64)
@@ -110,6 +125,28 @@ def test_with_feedback_many_rounded_windows_add_up_to_the_exact_sum(dtype):
     for plain, fed in memory.run(2, one, timeout_seconds=30):
         assert plain > 0.29 * EPS[dtype]
         assert fed < 0.05 * EPS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("values", "unit"),
+    [
+        ([1.0, -0.5], 2.0**-14),
+        ([0.5, -3e4], 1.0),
+        ([-65536.0], 4.0),
+        ([3e38], 2.0**113),
+        ([1e-38, 0.0], 2.0**-126),
+        ([1e-45], 2.0**-126),
+        ([-0.0, 0.0], 2.0**-126),
+        ([1e30, float("inf")], 1.0),
+        ([-float("inf"), 1e-30], 1.0),
+        ([1e30, float("nan")], 1.0),
+        ([1e30, -float("nan")], 1.0),
+    ],
+)
+def test_float16_is_divided_by_a_power_of_two_that_brings_the_largest_from_2_14_to_2_15(values, unit):
+    value_n = torch.tensor(values)
+    assert _unit(value_n, torch.float16).item() == unit
+    assert _unit(value_n, torch.bfloat16).item() == 1.0
 
 
 def test_feedback_is_for_what_is_rounded():
