@@ -187,7 +187,6 @@ class NcclComm:
     def _group(self, parts: Sequence[Part], stream: int) -> None:
         nccl = self._cupy.cuda.nccl
         self._cupy.cuda.runtime.setDevice(self._device)
-        types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64}
         nccl.groupStart()
         try:
             for part in parts:

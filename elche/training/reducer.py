@@ -12,6 +12,8 @@ from elche.comm.nccl import NcclComm
 from elche.comm.nccl_parts import Sum
 from elche.training import streams
 from elche.training.buckets import Bucket
+from elche.training.transport import AloneTransport
+from elche.training.wire import Wire
 
 
 class Reducer(Protocol):
@@ -145,8 +147,7 @@ class NcclReducer:
             if self._is_begun:
                 self._side.lead()
             if not (self._is_begun and stands):
-                parts = [_part(bucket) for bucket in buckets if bucket.own_n.numel()]
-                self.comm.launch(parts, streams.current_handle(self._device))
+                self._launch(buckets)
             is_done = streams.mark(self._device)
             if sends:
                 self.comm.host.all_reduce(sends, sums)
@@ -156,12 +157,16 @@ class NcclReducer:
             raise
         self._num_begun, self._is_begun, self.has_reduced = 0, False, True
 
-    def _launch_beside(self, part: Part, bucket: Bucket) -> None:
+    def _launch_beside(self, part: Sum, bucket: Bucket) -> None:
         self._num_begun += 1
         self._side.follow()
         self._side.keep(bucket.own_n, bucket.sum_n)
         if part.num_elements:
             self.comm.launch([part], self._side.handle)
+
+    def _launch(self, buckets: Sequence[Bucket]) -> None:
+        parts = [_part(bucket) for bucket in buckets if bucket.own_n.numel()]
+        self.comm.launch(parts, streams.current_handle(self._device))
 
     def retire(self) -> None:
         """Begin to abort."""
@@ -177,7 +182,15 @@ class NcclReducer:
 
 
 class AloneReducer(Plain):
-    """For a rank that is alone: its buckets stay on their GPU."""
+    """For a rank that is alone: its buckets stay on their GPU, and are rounded as among others."""
+
+    def __init__(self, wire: Wire | None = None) -> None:
+        """Sum nothing.
+
+        Args:
+            wire: for float32 buckets; None: they stay as they are.
+        """
+        self._wire = wire
 
     def all_reduce(
         self,
@@ -188,8 +201,11 @@ class AloneReducer(Plain):
         stands: bool,  # noqa: ARG002 - nothing was begun early
     ) -> None:
         """Take this rank's part for the sum."""
-        for bucket in buckets:
-            bucket.sum_n.copy_(bucket.own_n)
+        for index, bucket in enumerate(buckets):
+            if self._wire is not None and self._wire.carries(bucket.own_n):
+                self._wire.all_reduce(AloneTransport(), index, bucket.own_n, bucket.sum_n)
+            else:
+                bucket.sum_n.copy_(bucket.own_n)
         for send, total in zip(sends, sums, strict=True):
             total[...] = send
 

@@ -14,6 +14,7 @@ from elche.comm.nccl_ready import Ready
 from elche.training import streams
 from elche.training.buckets import Bucket
 from elche.training.host_reducer import HostReducer
+from elche.training.nccl_wire import NcclWireReducer
 from elche.training.reducer import AloneReducer, NcclReducer, Reducer
 from elche.training.shared_reducer import Home, SharedReducer
 from elche.training.wire import Wire
@@ -55,8 +56,7 @@ class Reducers:
         Args:
             user: whose they are; each has one of its own.
             buckets: this rank's, all on one device.
-            wire: what they travel on, through host memory, for NCCL sums in the type that it sends; None: as
-                they are.
+            wire: what they travel on; None: as they are.
             some_on_gpu: whether some rank's are on a GPU; all say the same.
 
         Returns:
@@ -127,10 +127,10 @@ class Reducers:
     def _choose_on_cpus(
         self, user: object, comm: Comm, buckets: Sequence[Bucket], wire: Wire | None
     ) -> Reducer:
+        if comm.size == 1:
+            return AloneReducer(wire)
         if wire is not None:
             return HostReducer(comm, one_by_one=True, wire=wire)
-        if comm.size == 1:
-            return AloneReducer()
         if comm.local_size < comm.size or self._world.environment.backend == "mpi":
             return HostReducer(comm, one_by_one=False)
         reducer = SharedReducer(comm, self._homes.setdefault(user, Home(buckets)))
@@ -140,22 +140,21 @@ class Reducers:
         return reducer
 
     def _choose(self, user: object, comm: Comm, buckets: Sequence[Bucket], wire: Wire | None) -> Reducer:
-        if wire is not None:
-            return HostReducer(comm, one_by_one=True, wire=wire)
         if comm.size == 1:
-            return AloneReducer()
+            return AloneReducer(wire)
         device = buckets[0].own_n.device
         gpu = streams.gpu_of(device) if streams.is_gpu(device) else None
         cupy, reason = (None, None) if gpu is None else self._find(gpu.cuda)
         why = nccl_ready.agree(comm, Ready(gpu and gpu.identity, reason))
         if why is None and gpu is not None:
-            reducer = NcclReducer(NcclComm(cupy, comm, gpu.number), device)
+            nccl = NcclComm(cupy, comm, gpu.number)
+            reducer = NcclReducer(nccl, device) if wire is None else NcclWireReducer(nccl, device, wire)
             self._made[user] = reducer  # from here on it is to be given back
             why = self._given_up = reducer.comm.connect()
             if why is None:
                 return reducer
         self._tell(comm, f"gradients are summed through host memory, not by NCCL: {why}")
-        return HostReducer(comm, one_by_one=True)
+        return HostReducer(comm, one_by_one=True, wire=wire)
 
     def _find(self, cuda: str | None) -> tuple[Any, str | None]:
         if self._given_up is not None:

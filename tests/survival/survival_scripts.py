@@ -106,15 +106,17 @@ def training(
     *,
     stateful: bool = True,
     samples: int = 48,
+    make: Callable[[], nn.Sequential] = network,
     before_batch: Callable[[Process], None] = lambda process: None,
     after_epoch: Callable[[Process], None] = lambda process: None,
+    **more: Any,
 ) -> Callable[[Process], Report]:
     """Return the script of a training; with a TorchState, or as scripts without one count epochs."""
 
     def script(process: Process) -> Report:
-        model = network()
+        model = make()
         optimizer = sgd(model)
-        loader = wrapped(process, model, optimizer, samples=samples)
+        loader = wrapped(process, model, optimizer, samples=samples, **more)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)
         state = elche.elastic.TorchState(model, optimizer, loader=loader, scheduler=scheduler)
         try:
