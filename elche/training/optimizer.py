@@ -52,8 +52,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name; it returns an instance
         cadence: how long windows are; None: `Cadence()`.
         model: whose buffers to keep equal. Where `named_parameters` comes straight from
             `model.named_parameters()` it need not be told.
-        compression: what gradients travel as: `elche.Compression.bf16` and `fp16` halve the bytes, summed in
-            float32, through host memory; `.with_error_feedback()` adds what is rounded off to the next sum.
+        compression: what gradients travel as: `elche.Compression.bf16` and `fp16` halve the bytes, by NCCL
+            or through host memory; sums are float32. `.with_error_feedback()` adds what is rounded off to the
+            next sum.
 
     Returns:
         The optimizer, an instance of its own class still.
