@@ -15,7 +15,7 @@ MPIRUN=$(dirname "$(command -v "$PYTHON")")/mpirun
 [ -x "$MPIRUN" ] || MPIRUN=mpirun
 ON_TWO="$MPIRUN -np 2 --oversubscribe --bind-to none"
 KERNEL_TESTS=$(ls tests/kernels/test_{cuda,triton,agreement,cast_scale,sum_shards,drift_norms,outer_step,lerp}.py)
-NCCL_TESTS=$(ls tests/comm/test_nccl*.py 2>/dev/null)
+NCCL_TESTS=$(ls tests/comm/test_nccl*.py tests/training/test_*on_gpu.py)
 failed=0
 
 # step TITLE SECONDS COMMAND...: run it within its time; the last lines go to the report.
@@ -35,11 +35,11 @@ step() {
 
 mkdir -p benchmarks/results
 printf '# gpu_check\n\n%s\n\n' "$device" >"$REPORT"
-# Together 345 s at the most.
+# Together 355 s at the most.
 step "kernels against their reference" 120 "$PYTHON" -m pytest -m "not soak" -p no:cacheprovider $KERNEL_TESTS
-[ -z "$NCCL_TESTS" ] || step "NCCL" 60 "$PYTHON" -m pytest -m "not soak" -p no:cacheprovider $NCCL_TESTS
-step "training on one rank" 40 "$PYTHON" benchmarks/gpu_training.py
-step "training on two ranks" 45 $ON_TWO "$PYTHON" benchmarks/gpu_training.py
+step "NCCL, streams, compression" 70 "$PYTHON" -m pytest -m "not soak" -p no:cacheprovider $NCCL_TESTS
+step "trainings on one rank" 40 "$PYTHON" benchmarks/gpu_training.py
+step "trainings on two ranks" 45 $ON_TWO "$PYTHON" benchmarks/gpu_training.py
 step "bandwidth" 80 "$PYTHON" benchmarks/bench_kernels.py --repeats 5
 echo "kept in $REPORT"
 exit $failed

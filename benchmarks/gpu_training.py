@@ -1,4 +1,6 @@
-"""A training on the GPU, for gpu_check.sh: every rank ends with the same bits, and the loss has fallen.
+"""Trainings on the GPU, for gpu_check.sh: every rank ends with the same bits, and the loss has fallen.
+
+One with gradients as they are, one with float16 on the wire.
 
 mpirun -np 2 python benchmarks/gpu_training.py                # both ranks on one GPU, too
 mpirun -np 2 python benchmarks/gpu_training.py --device cpu   # to try this file where there is none
@@ -15,8 +17,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import elche
+from elche.training.wire import WireFormat
 
 NUM_SAMPLES, NUM_FEATURES, NUM_CLASSES = 2048, 64, 10
+WAYS = elche.Compression.none, elche.Compression.fp16.with_error_feedback()
 
 
 def learnable_data() -> TensorDataset:
@@ -27,7 +31,7 @@ def learnable_data() -> TensorDataset:
     return TensorDataset(samples, (samples @ teacher).argmax(1))
 
 
-def train(device: torch.device, num_epochs: int) -> tuple[nn.Module, list[float]]:
+def train(device: torch.device, num_epochs: int, way: WireFormat) -> tuple[nn.Module, list[float]]:
     """Train; return the model and the mean loss of each epoch on this rank."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(NUM_FEATURES, 257), nn.ReLU(), nn.Linear(257, NUM_CLASSES)).to(device)
@@ -37,6 +41,7 @@ def train(device: torch.device, num_epochs: int) -> tuple[nn.Module, list[float]
         named_parameters=model.named_parameters(),
         loader=loader,
         cadence=elche.Cadence(anchor=2),
+        compression=way,
     )
     losses = []
     for _ in range(num_epochs):
@@ -51,22 +56,31 @@ def train(device: torch.device, num_epochs: int) -> tuple[nn.Module, list[float]
     return model, losses
 
 
+def check(device: torch.device, num_epochs: int, way: WireFormat) -> bool:
+    """Train; return whether the ranks are equal and this one has learned."""
+    model, losses = train(device, num_epochs, way)
+    parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+    from mpi4py import MPI
+
+    everybody = MPI.COMM_WORLD.allgather(parameters.numpy().tobytes())
+    equal = len(set(everybody)) == 1
+    if elche.rank() == 0:
+        print(
+            f"{len(everybody)} ranks on {device}, compression {way}; equal parameters: {equal}; "
+            f"losses: {losses}"
+        )
+    return equal and losses[-1] < losses[0] / 2
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--epochs", type=int, default=4)
     args = parser.parse_args()
     elche.init()
-    model, losses = train(torch.device(args.device), args.epochs)
-    parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
-    from mpi4py import MPI
-
-    everybody = MPI.COMM_WORLD.allgather(parameters.numpy().tobytes())
-    equal, learned = len(set(everybody)) == 1, losses[-1] < losses[0] / 2
-    if elche.rank() == 0:
-        print(f"{len(everybody)} ranks on {args.device}; equal parameters: {equal}; losses: {losses}")
+    outcomes = [check(torch.device(args.device), args.epochs, way) for way in WAYS]
     elche.shutdown()
-    sys.exit(0 if equal and learned else 1)
+    sys.exit(0 if all(outcomes) else 1)
 
 
 if __name__ == "__main__":
