@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from elche.training.streams import Gpu
 from elche.world import current
 
 STREAM, SIDE = 0x5000, 0x5100  # PyTorch's current one, and one beside it
+_current = threading.local()  # has the handle of the stream that was entered
 POLLS = 3  # a copy is done when it has been asked for so often: not at once
 
 
@@ -59,7 +61,7 @@ class FakeGpus:
 
         monkeypatch.setattr(streams, "is_gpu", lambda device: identity() is not None)
         monkeypatch.setattr(streams, "gpu_of", lambda device: Gpu(process(), str(identity()), cuda))
-        monkeypatch.setattr(streams, "current_handle", lambda device: STREAM)
+        monkeypatch.setattr(streams, "current_handle", lambda device: getattr(_current, "handle", STREAM))
         monkeypatch.setattr(streams, "mark", lambda device: self.cupy(process()).mark())
         monkeypatch.setattr(streams, "beside", lambda device: self._side() if identity() else None)
         monkeypatch.setattr(nccl_ready, "import_cupy", lambda: self._load(process()))
@@ -107,7 +109,13 @@ class FakeSide:
         self.calls: list[Any] = []
         self._queue: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    handle = SIDE
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        _current.handle = SIDE
+        try:
+            yield
+        finally:
+            _current.handle = STREAM
 
     def keep(self, *tensors: torch.Tensor) -> None:
         pass

@@ -111,7 +111,7 @@ class NcclComm:
         Raises:
             CommError: NCCL failed, or a rank is lost.
         """
-        self._refuse_aborted()
+        self.refuse_aborted()
         limit = self.host.deadline_seconds
         self._until = time.perf_counter() + limit
         self._run("all_reduce", lambda: self._group(parts, stream), limit)
@@ -140,6 +140,16 @@ class NcclComm:
         if self._attended is None and self._aborting is None:
             self._attended = threading.Event()
             Call(partial(self._attend, self._attended))
+
+    def refuse_aborted(self) -> None:
+        """Do nothing where this can be used.
+
+        Raises:
+            CommError: it was aborted.
+        """
+        if self._aborting is not None:
+            reason = self.failed or "NCCL's communicator was aborted"
+            raise CommError(f"{reason}; {self._who()} cannot all_reduce by NCCL")
 
     def retire(self) -> None:
         """Begin to abort, and do not wait: other ranks' aborts may be needed for it. May be repeated."""
@@ -255,21 +265,16 @@ class NcclComm:
             self.host.watch()
 
     def _check(self) -> None:
-        self._refuse_aborted()
+        self.refuse_aborted()
         try:
             with in_progress_allowed():
                 self._raw.check_async_error()
         except Exception as error:  # whatever CuPy makes of it
             raise self._failure("all_reduce", error)  # noqa: B904 - it is the cause already
 
-    def _refuse_aborted(self) -> None:
-        if self._aborting is not None:
-            reason = self.failed or "NCCL's communicator was aborted"
-            raise CommError(f"{reason}; {self._who()} cannot all_reduce by NCCL")
-
     def _failure(self, verb: str, error: BaseException | None) -> CommError:
         """Note that NCCL failed, None: in time; return what to raise."""
-        self._refuse_aborted()  # its calls fail for that
+        self.refuse_aborted()  # its calls fail for that
         if error is None or code_of(error) == TIMED_OUT:
             self.failed = f"NCCL's {verb} {LATE}"
             return DeadlineError(f"{self.failed}; {self._who()} waited: {LIKELY_CAUSE}")

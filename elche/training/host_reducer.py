@@ -65,10 +65,10 @@ class HostReducer(Plain):
         if self._staging is None:
             self._staging = _Staging(buckets)
         with self._staging.fetched() as stages:
-            for index, stage in reversed([*enumerate(stages)]):
+            for stage in reversed(stages):
                 self._await(stage.is_here)
                 if self._wire is not None and self._wire.carries(stage.own_n):
-                    self._wire.all_reduce(self._transport, index, stage.own_n, stage.sum_n)
+                    self._wire.all_reduce(self._transport, stage.bucket.indices, stage.own_n, stage.sum_n)
                 else:
                     self._comm.all_reduce([_array(stage.own_n)], [_array(stage.sum_n)])
                 stage.bring_back()

@@ -1,4 +1,4 @@
-"""Compressed buckets over NCCL: they never leave the GPUs, and all of it runs in the current stream."""
+"""Compressed buckets over NCCL: they never leave the GPUs, and all is put in the stream that is current."""
 
 from __future__ import annotations
 
@@ -75,17 +75,11 @@ class NcclWireReducer(NcclReducer):
         super().__init__(comm, device)
         self._wire, self._transport = wire, NcclTransport(comm, device)
 
-    def begin(self, bucket: Bucket) -> None:
-        """Do nothing: all go together."""
-
-    def begin_rest(self, buckets: Sequence[Bucket], *, stands: bool) -> None:
-        """Do nothing: all go together."""
-
-    def _launch(self, buckets: Sequence[Bucket]) -> None:
-        for index, bucket in enumerate(buckets):
-            if self._wire.carries(bucket.own_n):
-                self._wire.all_reduce(self._transport, index, bucket.own_n, bucket.sum_n)
-        others = [bucket for bucket in buckets if not self._wire.carries(bucket.own_n)]
+    def _launch(self, pairs: Sequence[tuple[Tensor, Bucket]]) -> None:
+        for own_n, bucket in pairs:
+            if self._wire.carries(own_n):
+                self._wire.all_reduce(self._transport, bucket.indices, own_n, bucket.sum_n)
+        others = [pair for pair in pairs if not self._wire.carries(pair[0])]
         if others:
             super()._launch(others)
 

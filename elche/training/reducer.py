@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from elche.comm.base import Buffer
 from elche.comm.nccl import NcclComm
@@ -130,13 +131,14 @@ class NcclReducer:
 
     def begin(self, bucket: Bucket) -> None:
         """Begin early, see `Reducer`."""
-        self._launch_beside(_part(bucket)._replace(send=bucket.sum_n.data_ptr()), bucket)
+        self._launch_beside(bucket.sum_n, bucket)
         self.comm.attend()  # the script may wait for the device before it comes to step()
 
     def begin_rest(self, buckets: Sequence[Bucket], *, stands: bool) -> None:  # noqa: ARG002 - all ranks say
         """Begin with the rest, see `Reducer`."""
+        self.comm.refuse_aborted()  # since a call failed in backward, which does not say so
         for bucket in reversed(buckets[: len(buckets) - self._num_begun]):
-            self._launch_beside(_part(bucket), bucket)
+            self._launch_beside(bucket.own_n, bucket)
         self._is_begun = True
 
     def all_reduce(
@@ -147,7 +149,7 @@ class NcclReducer:
             if self._is_begun:
                 self._side.lead()
             if not (self._is_begun and stands):
-                self._launch(buckets)
+                self._launch([(bucket.own_n, bucket) for bucket in buckets])
             is_done = streams.mark(self._device)
             if sends:
                 self.comm.host.all_reduce(sends, sums)
@@ -157,15 +159,20 @@ class NcclReducer:
             raise
         self._num_begun, self._is_begun, self.has_reduced = 0, False, True
 
-    def _launch_beside(self, part: Sum, bucket: Bucket) -> None:
+    def _launch_beside(self, own_n: Tensor, bucket: Bucket) -> None:
         self._num_begun += 1
-        self._side.follow()
-        self._side.keep(bucket.own_n, bucket.sum_n)
-        if part.num_elements:
-            self.comm.launch([part], self._side.handle)
+        try:
+            self._side.follow()
+            self._side.keep(bucket.own_n, bucket.sum_n)
+            with self._side.entered():
+                self._launch([(own_n, bucket)])
+        except BaseException:  # the others' next calls would meet those of another bucket
+            self.retire()
+            raise
 
-    def _launch(self, buckets: Sequence[Bucket]) -> None:
-        parts = [_part(bucket) for bucket in buckets if bucket.own_n.numel()]
+    def _launch(self, pairs: Sequence[tuple[Tensor, Bucket]]) -> None:
+        """Begin to sum each tensor, what a bucket holds or will hold, into `sum_n`, in the current stream."""
+        parts = [_part(own_n, bucket.sum_n) for own_n, bucket in pairs if own_n.numel()]
         self.comm.launch(parts, streams.current_handle(self._device))
 
     def retire(self) -> None:
@@ -201,15 +208,14 @@ class AloneReducer(Plain):
         stands: bool,  # noqa: ARG002 - nothing was begun early
     ) -> None:
         """Take this rank's part for the sum."""
-        for index, bucket in enumerate(buckets):
+        for bucket in buckets:
             if self._wire is not None and self._wire.carries(bucket.own_n):
-                self._wire.all_reduce(AloneTransport(), index, bucket.own_n, bucket.sum_n)
+                self._wire.all_reduce(AloneTransport(), bucket.indices, bucket.own_n, bucket.sum_n)
             else:
                 bucket.sum_n.copy_(bucket.own_n)
         for send, total in zip(sends, sums, strict=True):
             total[...] = send
 
 
-def _part(bucket: Bucket) -> Sum:
-    own_n, sum_n = bucket.own_n, bucket.sum_n
+def _part(own_n: Tensor, sum_n: Tensor) -> Sum:
     return Sum(own_n.data_ptr(), sum_n.data_ptr(), own_n.numel(), str(own_n.dtype).removeprefix("torch."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -55,13 +56,7 @@ def beside(device: torch.device) -> SideStream | None:
 
 
 class SideStream:
-    """Work on a GPU beside the stream that PyTorch works in.
-
-    Attributes:
-        handle: of the stream.
-    """
-
-    handle: int
+    """Work on a GPU beside the stream that PyTorch works in."""
 
     def __init__(self, device: torch.device) -> None:
         """Make a stream.
@@ -71,7 +66,6 @@ class SideStream:
         """
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.handle = self._stream.cuda_stream
 
     def follow(self) -> None:
         """Let what comes here wait for all that is in the current stream."""
@@ -80,6 +74,10 @@ class SideStream:
     def lead(self) -> None:
         """Let what comes in the current stream wait for all that is here."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Return a context in which it is the current stream."""
+        return torch.cuda.stream(self._stream)
 
     def keep(self, *tensors: Tensor) -> None:
         """Let the memory of tensors, once they are freed, not be given away before what is here is done."""
@@ -93,7 +91,7 @@ class SideStream:
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], bool]:
         """Begin a copy; return what asks whether it is done."""
-        with torch.cuda.stream(self._stream):
+        with self.entered():
             into.copy_(source, non_blocking=True)
         return _mark(self._stream)
 

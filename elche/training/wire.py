@@ -139,21 +139,21 @@ class Wire:
         assert wire.dtype is not None
         self._dtype, self._error_feedback = wire.dtype, wire.error_feedback
         self._transport: Transport | None = None
-        self._sums: dict[int, WireSum] = {}  # by bucket, over this transport
-        self._owed: dict[int, Tensor] = {}  # by bucket, of the last committed window
-        self._rounded: dict[int, Tensor] = {}  # of the one under way
+        self._sums: dict[tuple[int, ...], WireSum] = {}  # by bucket, over this transport
+        self._owed: dict[tuple[int, ...], Tensor] = {}  # by bucket, of the last committed window
+        self._rounded: dict[tuple[int, ...], Tensor] = {}  # of the one under way
 
     def carries(self, bucket_n: Tensor) -> bool:
         """Return whether a bucket travels on it; double precision goes as it is."""
         return bucket_n.dtype is torch.float32
 
-    def all_reduce(self, transport: Transport, bucket: int, own_n: Tensor, sum_n: Tensor) -> None:
+    def all_reduce(self, transport: Transport, bucket: tuple[int, ...], own_n: Tensor, sum_n: Tensor) -> None:
         """Sum a bucket over the ranks, and with it what is owed; collective.
 
         Args:
             transport: between the ranks.
-            bucket: which it is.
-            own_n: this rank's, float32, where the transport takes it; it stays as it is.
+            bucket: its indices.
+            own_n: this rank's, float32, on the transport's side; it stays as it is, unless it is `sum_n`.
             sum_n: becomes the sum.
         """
         if transport != self._transport:

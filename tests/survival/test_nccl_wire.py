@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import survival_laws as laws
 import survival_rig as rig
 import survival_scripts as scripts
 import torch
 from fake_cupy import HANG
-from fake_gpus import FakeGpus
+from fake_gpus import FakeGpus, process
 from survival_rig import Fault
 
 from elche import Compression
+from elche.training import wire
 
 WAY = Compression.fp16.with_error_feedback()
 LINE = "elche: gradients are summed through host memory, not by NCCL: "
@@ -38,9 +41,9 @@ def run(faults, gpus, n=3):
     killed = {fault.process for fault in trial.fired}
     assert {report.process for report in trial.members()} == set(range(n)) - killed
     assert gpus.close_left_open() <= killed
-    for process in {*range(n)} - killed:
-        assert gpus.calls(process, "send")
-        assert gpus.calls(process, "allReduce") == []
+    for number in {*range(n)} - killed:
+        assert gpus.calls(number, "send")
+        assert gpus.calls(number, "allReduce") == []
     return trial
 
 
@@ -49,22 +52,39 @@ def run(faults, gpus, n=3):
 def test_a_step_that_fails_once_is_made_again_by_a_new_communicator(where, status, monkeypatch, capfd):
     gpus = FakeGpus(monkeypatch, faults={1: {(where, 4): status}})
     assert run([], gpus).told("lost") == []
-    for process in range(3):
-        assert gpus.calls(process, "init") == ["init", "init"]
+    for number in range(3):
+        assert gpus.calls(number, "init") == ["init", "init"]
     assert LINE not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("where", [("send", 9), ("recv", 9), ("groupEnd", 6)])
 def test_a_rank_that_is_lost_while_a_step_hangs(where, monkeypatch):
     """It told the others that it would sum, and they hang in a call of its fourth window."""
-    gpus = FakeGpus(monkeypatch, faults={process: {where: HANG} for process in (0, 2)})
+    gpus = FakeGpus(monkeypatch, faults={number: {where: HANG} for number in (0, 2)})
     fault = Fault(1, 3, "after all_gather", "kill")
     assert fault in run([fault], gpus).fired
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_the_others_go_on_when_a_rank_is_killed_in_its_batch(process, monkeypatch, capfd):
+def test_a_kernel_that_fails_in_backward_is_told_before_the_others_wait(monkeypatch):
+    """They wait in NCCL for this rank's next message, which would be that of another bucket."""
+    num_sums, weighted_sum = itertools.count(), wire.weighted_sum
+
+    def failing(shards_wn, units_w):
+        if process() == 1 and next(num_sums) == 1:
+            raise RuntimeError("CUDA error: out of memory")
+        return weighted_sum(shards_wn, units_w)
+
+    monkeypatch.setattr(wire, "weighted_sum", failing)
     gpus = FakeGpus(monkeypatch)
-    fault = Fault(process, 2, "batch", "kill")
+    assert run([], gpus).told("lost") == []
+    assert next(num_sums) > 2, "it has failed, and gone on"
+    for number in range(3):
+        assert gpus.calls(number, "init") == ["init", "init"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_others_go_on_when_a_rank_is_killed_in_its_batch(killed, monkeypatch, capfd):
+    gpus = FakeGpus(monkeypatch)
+    fault = Fault(killed, 2, "batch", "kill")
     assert fault in run([fault], gpus).fired
     assert LINE not in capfd.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import training_rig as rig
-from fake_gpus import STREAM, FakeGpus
+from fake_gpus import SIDE, STREAM, FakeGpus
 
 import elche
 from elche import Compression
@@ -65,6 +65,7 @@ def test_all_have_the_bits_of_the_hosts_way(n, way, monkeypatch, capfd):
 
 
 def test_each_window_is_two_groups(monkeypatch):
+    """The first in PyTorch's own stream, then in the one beside it, which backward need not wait for."""
     gpus = FakeGpus(monkeypatch)
     train(2, Compression.bf16, epochs=1)
     for rank in range(2):
@@ -74,11 +75,12 @@ def test_each_window_is_two_groups(monkeypatch):
         assert calls[begun:] == [*window * 6, "abort", "destroy"]  # 12 batches of 4 samples, two a window
         made = [call for call in gpus.cupys[rank].calls if call[0] in ("send", "recv", "allGather")]
         bytes_of_a_message = 16 + 2 * 16  # half of 24 elements, up to a multiple of 8
-        assert {call[-4:] for call in made if call[0] != "allGather"} == {
-            (bytes_of_a_message, 1, peer, STREAM) for peer in range(2)
-        }
-        assert {call[4:] for call in made if call[0] == "allGather"} == {(bytes_of_a_message, 1, STREAM)}
-        assert len({call[2:] for call in made}) == 5, "room for messages is made once"
+        assert [call[-4:-1] for call in made if call[0] == "send"] == [
+            (bytes_of_a_message, 1, peer) for _ in range(6) for peer in range(2)
+        ]
+        assert {call[4:-1] for call in made if call[0] == "allGather"} == {(bytes_of_a_message, 1)}
+        assert [call[-1] for call in made] == [STREAM] * 5 + [SIDE] * 25
+        assert len({(call[0], *call[2:-1]) for call in made}) == 5, "room for messages is made once"
 
 
 def test_double_precision_goes_by_all_reduce_as_it_is(monkeypatch):
@@ -172,9 +174,9 @@ def test_what_is_rounded_off_is_owed_once_the_window_counts(monkeypatch):
         assert float(lost.abs().max()) == pytest.approx(5.0, abs=1e-3), (
             "to 30,000: float16 has every 16th there"
         )
-        owed = sum(owed[index].double() for _, owed, _, _ in told)
+        owed = sum(owed[(index,)].double() for _, owed, _, _ in told)
         torch.testing.assert_close(owed, lost, rtol=0, atol=2e-3)  # float32's last place
-    assert all(before == {} and sorted(owed) == [0, 2] for before, owed, _, _ in told)
+    assert all(before == {} and sorted(owed) == [(0,), (2,)] for before, owed, _, _ in told)
 
 
 def test_nccl_is_given_up_and_what_is_owed_goes_on(monkeypatch):
@@ -187,7 +189,7 @@ def test_nccl_is_given_up_and_what_is_owed_goes_on(monkeypatch):
         for wire_, steps in zip(wires, ways, strict=True):
             for step in steps:
                 sum_n = torch.empty(100)
-                wire_.all_reduce(step, 0, torch.linspace(0.1, 0.2, 100), sum_n)
+                wire_.all_reduce(step, (0,), torch.linspace(0.1, 0.2, 100), sum_n)
                 wire_.settle()
                 sums.append(sum_n)
         return sums

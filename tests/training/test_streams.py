@@ -67,7 +67,8 @@ def test_copies_wait_for_the_work_before_and_the_work_after_for_them():
     is_done = side.copy(FakeTensor(), "what")
     side.lead()
     side.keep(FakeTensor(), FakeTensor())
-    assert side.handle == 0x5100
+    with side.entered():
+        assert current == ["current", "side"]
     assert is_done() == "side"
     assert calls == [
         ("side", "waits for", "current"),

@@ -74,7 +74,7 @@ def test_what_a_gpu_owes_is_owed_on_the_hosts_way_too():
     wire, own_n, sums = Wire(Compression.bf16.with_error_feedback()), torch.full((8,), 1 + 2.0**-9), []
     for tensor_n, transport in ((own_n.cuda(), AloneTransport()), (own_n, HostTransport(memory.single()))):
         for _ in range(2):
-            wire.all_reduce(transport, 0, tensor_n, sum_n := torch.empty_like(tensor_n))
+            wire.all_reduce(transport, (0,), tensor_n, sum_n := torch.empty_like(tensor_n))
             wire.settle()
             sums.append(sum_n[0].item())
     assert sums == [1.0, 1.0, 1 + 2.0**-7, 1.0], "bfloat16's last place there is four times what is lost"
@@ -93,10 +93,12 @@ def reduce_by_nccl(host, cupy):
         for window in range(2):
             for bucket in buckets:
                 bucket.own_n.copy_(bucket_of(host.rank + 8 * window, bucket.own_n.numel()))
+            if window:  # beside the current stream
+                reducer.begin_rest(buckets, stands=True)
             reducer.all_reduce(buckets, [], [], stands=True)
             on_gpu.settle()
             expected_n = torch.empty(buckets[0].own_n.numel())
-            Wire(Compression.fp16).all_reduce(HostTransport(host), 0, buckets[0].own_n.cpu(), expected_n)
+            Wire(Compression.fp16).all_reduce(HostTransport(host), (0,), buckets[0].own_n.cpu(), expected_n)
             outcomes.append((buckets[0].sum_n.cpu(), expected_n))
     finally:
         reducer.end()
