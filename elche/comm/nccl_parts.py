@@ -24,7 +24,7 @@ class Sum(NamedTuple):
 
     Attributes:
         send: address of what is summed.
-        recv: address of the sum, another one.
+        recv: address of the sum; the same, or elsewhere.
         num_elements: how many numbers.
         dtype: "float32" or "float64".
     """

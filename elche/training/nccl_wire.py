@@ -35,9 +35,7 @@ class NcclTransport:
         """
         self.rank, self.size = comm.host.rank, comm.host.size
         self._comm, self._device = comm, device
-        self._rooms: dict[
-            int, Tensor
-        ] = {}  # by length of a message, what arrives; NCCL may still write there
+        self._rooms: dict[int, Tensor] = {}  # by length of a message; kept, for NCCL may still write there
 
     def all_to_all(self, sent_wb: Tensor) -> Tensor:
         """Return what each rank has for this one, see `Transport`."""

@@ -189,7 +189,7 @@ class NcclReducer:
 
 
 class AloneReducer(Plain):
-    """For a rank that is alone: its buckets stay on their GPU, and are rounded as among others."""
+    """For a rank that is alone: its buckets stay where they are, and are rounded as among others."""
 
     def __init__(self, wire: Wire | None = None) -> None:
         """Sum nothing.

@@ -65,7 +65,7 @@ class WireSum:
     """
 
     def __init__(self, transport: Transport, dtype: torch.dtype, like_n: Tensor) -> None:
-        """Make room for the messages, which stays as long as this does.
+        """Make room for this rank's messages, which stays as long as this does.
 
         Args:
             transport: between the ranks.
