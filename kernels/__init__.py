@@ -21,17 +21,20 @@ put the module in the function's place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from elche.errors import ConfigError
 from elche.kernels import foreach
 from elche.kernels.flat import check_cast, check_no_momentum, check_same, check_shards
-from elche.kernels.layout import SlotLayout, dense_1d
+from elche.kernels.layout import SlotLayout, Views, dense_1d
 
 __all__ = [
     "SlotLayout",
+    "Views",
     "cast_scale_",
     "dense_1d",
     "drift",
@@ -52,7 +55,7 @@ def scale_accumulate_(
     *,
     accumulate: bool,
     nonfinite: Tensor | None = None,
-    views: Sequence[Tensor] | None = None,
+    views: Views | None = None,
 ) -> None:
     """Overwrite every slot, or add to it with `accumulate`: slot_k (+)= weight * tensor_k.
 
@@ -69,6 +72,9 @@ def scale_accumulate_(
         views: `layout.views(bucket_n, like=parameters)`, kept by the caller: spares the CPU path three
             quarters of its time on small tensors. CUDA has no use for it.
 
+    Raises:
+        ConfigError: the weight is a number and not finite, or bucket and tensors do not fit the layout.
+
     Example:
         >>> layout = SlotLayout.of([2, 1], torch.float32)
         >>> bucket_n = torch.zeros(layout.total)
@@ -77,6 +83,8 @@ def scale_accumulate_(
         >>> bucket_n
         tensor([10., 20.,  0.,  0., 30.,  0.,  0.,  0.])
     """
+    if not isinstance(weight, Tensor) and not math.isfinite(weight):
+        raise ConfigError(f"weight: {weight} is not finite")
     if bucket_n.is_cuda:
         from elche.kernels.scale_accumulate import launch
 
@@ -94,7 +102,7 @@ def unpack_(
     scale: float | Tensor,
     *,
     keep: bool = False,
-    views: Sequence[Tensor] | None = None,
+    views: Views | None = None,
 ) -> None:
     """Give every tensor its slot times one scale: tensor_k = cast(scale * slot_k), to nearest even.
 
@@ -105,6 +113,9 @@ def unpack_(
         scale: a number, or a 0-d float32 or float64 tensor on the bucket's device.
         keep: whether to leave the bucket as it is, which takes longer for many small tensors on the CPU.
         views: as in `scale_accumulate_`, of this bucket.
+
+    Raises:
+        ConfigError: bucket and tensors do not fit the layout.
     """
     if bucket_n.is_cuda:
         from elche.kernels.unpack import launch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from elche.kernels.tables import Tables
 
 SLOT_ALIGN_BYTES = 16  # the widest load of a GPU thread: every slot starts on such a boundary
+KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of what a slot's tensor may be
+REALS = {torch.complex64: torch.float32, torch.complex128: torch.float64}  # or of pairs of these
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class SlotLayout:
         ends = list(accumulate((-(-numel // group) * group for numel in numels), initial=0))
         return cls(tuple(numels), tuple(ends[:-1]), ends[-1], dtype)
 
-    def views(self, bucket_n: Tensor, like: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def views(self, bucket_n: Tensor, like: Sequence[Tensor] | None = None) -> Views:
         """Alias each slot of `bucket_n`, without its padding.
 
         Args:
@@ -83,15 +85,34 @@ class SlotLayout:
         """
         check_bucket(bucket_n, self)
         if like is None:
-            return [bucket_n[at : at + numel] for at, numel in zip(self.offsets, self.numels, strict=True)]
+            slots = zip(self.offsets, self.numels, strict=True)
+            return Views(bucket_n[at : at + numel] for at, numel in slots)
         numels = tuple(dense_1d(tensor).numel() for tensor in like)
         if numels != self.numels:
             raise ConfigError(f"tensors of {numels} real elements do not fit slots of {self.numels}")
         base = bucket_n.storage_offset()
-        return [
+        return Views(
             bucket_n.as_strided(real.shape, real.stride(), base + at)
             for real, at in zip(map(real_pair, like), self.offsets, strict=True)
-        ]
+        )
+
+
+class Views(list[Tensor]):
+    """Aliases of the slots of a bucket, and what would take as long as the work to ask of them in every call.
+
+    Attributes:
+        numels: elements of each.
+        contiguous: whether each is: its elements lie in memory in their own order.
+    """
+
+    numels: tuple[int, ...]
+    contiguous: bool
+
+    def __init__(self, views: Iterable[Tensor]) -> None:
+        """Keep the aliases, one per slot."""
+        super().__init__(views)
+        self.numels = tuple(view.numel() for view in self)
+        self.contiguous = all(view.is_contiguous() for view in self)
 
 
 def check_bucket(bucket_n: Tensor, layout: SlotLayout) -> None:
@@ -102,6 +123,29 @@ def check_bucket(bucket_n: Tensor, layout: SlotLayout) -> None:
             f"this layout needs a contiguous bucket of shape ({layout.total},) and {layout.dtype}, "
             f"not of {found[0]} and {found[1]} with strides {bucket_n.stride()}"
         )
+
+
+def check_count(tensors: Sequence[Tensor | None], layout: SlotLayout) -> None:
+    """Refuse more or fewer tensors than there are slots."""
+    if len(tensors) != len(layout.numels):
+        raise ConfigError(
+            f"this layout needs {len(layout.numels)} tensors, None among them, not {len(tensors)}"
+        )
+
+
+def check_dtypes(dtypes: Collection[torch.dtype]) -> None:
+    """Refuse dtypes that no kernel reads."""
+    for dtype in dtypes:
+        if dtype not in KINDS and dtype not in REALS:
+            raise ConfigError(f"{dtype} is none of {(*KINDS, *REALS)}")
+
+
+def misfit(numel: int, device: torch.device, tensor: Tensor) -> ConfigError:
+    """Say that a tensor is not what a slot of `numel` real elements on `device` needs."""
+    return ConfigError(
+        f"a slot of {numel} elements on {device} does not fit {tuple(tensor.shape)} of {tensor.dtype} on "
+        f"{tensor.device}"
+    )
 
 
 def real_pair(tensor: Tensor) -> Tensor:

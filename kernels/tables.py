@@ -22,12 +22,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from elche.errors import ConfigError, UsageError
+from elche.errors import UsageError
 from elche.kernels.chunk import CHUNK, launch_programs
-from elche.kernels.layout import SLOT_ALIGN_BYTES, SlotLayout, check_dense
-
-KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-REALS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+from elche.kernels.layout import (
+    KINDS,
+    REALS,
+    SLOT_ALIGN_BYTES,
+    SlotLayout,
+    check_count,
+    check_dense,
+    check_dtypes,
+    misfit,
+)
 
 Rows = list[tuple[int, int]]
 
@@ -112,6 +118,7 @@ def launch_chunks(
 
 def source_rows(layout: SlotLayout, tensors: Sequence[Tensor | None], device: torch.device) -> Rows:
     """Give each tensor's address and kind; refuse what a kernel must not follow an address to."""
+    check_count(tensors, layout)
     return [_source(tensor, numel, device) for tensor, numel in zip(tensors, layout.numels, strict=True)]
 
 
@@ -120,12 +127,8 @@ def _source(tensor: Tensor | None, numel: int, device: torch.device) -> tuple[in
         return 0, 0
     dtype = REALS.get(tensor.dtype, tensor.dtype)
     if tensor.numel() * tensor.itemsize != numel * dtype.itemsize or tensor.device != device:
-        raise ConfigError(
-            f"a slot of {numel} elements on {device} does not fit {tuple(tensor.shape)} of {tensor.dtype} on "
-            f"{tensor.device}"
-        )
-    if dtype not in KINDS:
-        raise ConfigError(f"{tensor.dtype} is none of {(*KINDS, *REALS)}")
+        raise misfit(numel, device, tensor)
+    check_dtypes([tensor.dtype])
     check_dense(tensor)
     return tensor.data_ptr(), KINDS.index(dtype)
 

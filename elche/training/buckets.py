@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from elche.comm.base import Buffer
-from elche.kernels import SlotLayout, flag_nonfinite_, scale_accumulate_, unpack_
+from elche.kernels import SlotLayout, Views, flag_nonfinite_, scale_accumulate_, unpack_
 
 CAP_BYTES = 32 * 2**20  # a larger one hides less behind the next; MPI is at full speed from 4 MiB on
 
@@ -37,8 +37,8 @@ class Bucket:
     layout: SlotLayout
     own_n: Tensor
     sum_n: Tensor
-    _own_views: list[Tensor]
-    _sum_views: list[Tensor]
+    _own_views: Views
+    _sum_views: Views
     arrays: tuple[Buffer, Buffer] | None = field(init=False)
     is_shared: bool = field(default=False, init=False)
 

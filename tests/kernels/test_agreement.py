@@ -32,7 +32,8 @@ def scale_accumulate_(bucket_n, layout, tensors, weight, *, accumulate):
     if WITH_TRITON:
         scale_accumulate.launch(bucket_n, layout, tensors, weight, accumulate=accumulate, nonfinite=None)
     else:
-        kernels.scale_accumulate_(bucket_n, layout, tensors, weight, accumulate=accumulate)
+        views = layout.views(bucket_n, tensors)  # as in training: what the fused step needs
+        kernels.scale_accumulate_(bucket_n, layout, tensors, weight, accumulate=accumulate, views=views)
 
 
 def unpack_(tensors, bucket_n, layout, scale):

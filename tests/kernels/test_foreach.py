@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from elche import kernels
+from elche.errors import ConfigError
 from elche.kernels import SlotLayout, reference
 from elche.kernels.foreach import LARGE
 
@@ -72,6 +75,130 @@ def test_missing_tensors_leave_the_others_in_place(sizes, with_views):
         kernels.scale_accumulate_(mine_n, layout, some, 2.0, accumulate=accumulate, views=views)
         reference.scale_accumulate_(judge_n, layout, some, 2.0, accumulate=accumulate)
         assert torch.equal(mine_n, judge_n)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Counts the fused steps, by their tensors."""
+    seen = []
+    inner = torch._fused_sgd_
+
+    def counting(slots, tensors, momenta, **settings):
+        seen.append(len(tensors))
+        inner(slots, tensors, momenta, **settings)
+
+    monkeypatch.setattr(torch, "_fused_sgd_", counting)
+    return seen
+
+
+@pytest.mark.parametrize("bucket_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("numels", "fused"),
+    [
+        ([7, LARGE - 8, 0, 1], True),
+        ([2 * LARGE - 4, 1], True),
+        ([2 * LARGE, 1], False),
+        ([LARGE], True),
+        ([LARGE + 1], False),
+    ],
+)
+@pytest.mark.parametrize("bad", [1.0, math.inf, -math.inf, math.nan])
+def test_the_fused_step_takes_small_tensors_and_gives_the_same(numels, fused, bad, bucket_dtype, steps):
+    draw = torch.Generator().manual_seed(5)
+    tensors = [torch.randn(numel, generator=draw, dtype=bucket_dtype) for numel in numels]
+    tensors[0][-1] = bad
+    layout = SlotLayout.of(numels, bucket_dtype)
+    mine_n, judge_n = (torch.full((layout.total,), 3.0, dtype=bucket_dtype) for _ in range(2))
+    views = layout.views(mine_n, tensors)
+    for accumulate, weight in ((False, 0.3), (True, 0.7), (True, 0.0)):
+        kernels.scale_accumulate_(mine_n, layout, tensors, weight, accumulate=accumulate, views=views)
+        reference.scale_accumulate_(judge_n, layout, tensors, weight, accumulate=accumulate)
+        ulps = 2 * torch.finfo(bucket_dtype).eps * accumulate
+        for view, judge in zip(views, layout.views(judge_n), strict=True):
+            torch.testing.assert_close(view, judge, rtol=ulps, atol=ulps, equal_nan=True)
+    assert steps == ([len(numels)] * 2 if fused else [])
+    kernels.scale_accumulate_(mine_n, layout, tensors, 0.0, accumulate=False, views=views)
+    assert bool((mine_n == 0).all())
+
+
+NOT_PLAIN = {
+    "none": lambda x: None,
+    "half": lambda x: x.half(),
+    "double": lambda x: x.double(),
+    "complex": lambda x: x[:3].to(torch.complex64),
+    "transposed": lambda x: x.view(2, 3).t(),
+    "every second": lambda x: torch.stack([x, x], dim=1)[:, 0],
+    "expanded": lambda x: x[:1].expand(6),
+    "negated": torch._neg_view,
+    "requires grad": lambda x: (x * torch.ones(6, requires_grad=True)).detach_().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("kind", NOT_PLAIN)
+def test_what_its_memory_does_not_tell_keeps_away_from_the_fused_step(kind, accumulate, steps):
+    """Small tensors, one of them no plain contiguous numbers of the bucket's dtype."""
+    odd = NOT_PLAIN[kind](torch.arange(1.0, 7.0))
+    like = torch.zeros(6) if odd is None else torch.zeros_like(odd, memory_format=torch.preserve_format)
+    tensors = [torch.ones(5), odd, torch.ones(4)]
+    layout = SlotLayout.of([5, 6, 4], torch.float32)
+    bucket_n = torch.full((layout.total,), 10.0)
+    views = layout.views(bucket_n, [tensors[0], like, tensors[2]])
+    kernels.scale_accumulate_(bucket_n, layout, tensors, 2.0, accumulate=accumulate, views=views)
+    base = 10.0 if accumulate else 0.0
+    expected = {
+        "none": [base] * 6,
+        "complex": [[base + 2, base], [base + 4, base], [base + 6, base]],
+        "transposed": [[base + 2, base + 8], [base + 4, base + 10], [base + 6, base + 12]],
+        "expanded": [base + 2] * 6,
+        "negated": [base - 2 * k for k in range(1, 7)],
+    }.get(kind, [base + 2 * k for k in range(1, 7)])
+    assert [view.tolist() for view in views] == [[base + 2] * 5, expected, [base + 2] * 4]
+    assert (steps, bucket_n.requires_grad) == ([], False)
+
+
+def test_slots_in_another_order_than_their_tensors_keep_away_from_the_fused_step(steps):
+    layout = SlotLayout.of([4], torch.float32)
+    bucket_n = torch.zeros(4)
+    views = layout.views(bucket_n, [torch.zeros(2, 2).t()])
+    given = [torch.tensor([[1.0, 2.0], [3.0, 4.0]])]
+    kernels.scale_accumulate_(bucket_n, layout, given, 1.0, accumulate=True, views=views)
+    assert (bucket_n.tolist(), steps) == ([1, 3, 2, 4], [])
+
+
+@pytest.mark.parametrize("with_views", [False, True])
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ([torch.zeros(1), None], r"slot of 4 .*\(1,\)"),
+        ([torch.zeros(5), None], r"slot of 4 .*\(5,\)"),
+        ([torch.zeros(4), torch.zeros(3)], r"slot of 2 .*\(3,\)"),
+        ([torch.zeros(4)], "2 tensors.*not 1"),
+        ([torch.zeros(4), None, None], "2 tensors.*not 3"),
+        ([torch.zeros(4, dtype=torch.int32), None], "int32"),
+        ([torch.zeros(4), torch.zeros(2, dtype=torch.bool)], "bool"),
+        ([torch.zeros(4, device="meta"), None], "meta"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_before_anything_is_written(tensors, words, with_views):
+    layout = SlotLayout.of([4, 2], torch.float32)
+    bucket_n = torch.ones(layout.total)
+    views = layout.views(bucket_n) if with_views else None
+    for accumulate in (False, True):
+        with pytest.raises(ConfigError, match=words):
+            kernels.scale_accumulate_(bucket_n, layout, tensors, 2.0, accumulate=accumulate, views=views)
+    with pytest.raises(ConfigError, match=words):
+        kernels.unpack_(tensors, bucket_n, layout, 2.0, views=views)
+    assert bucket_n.tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_not_finite_is_refused(weight):
+    layout = SlotLayout.of([1], torch.float32)
+    bucket_n = torch.ones(4)
+    with pytest.raises(ConfigError, match=f"weight: {weight} is not finite"):
+        kernels.scale_accumulate_(bucket_n, layout, [torch.ones(1)], weight, accumulate=True)
+    assert bucket_n.tolist() == [1.0] * 4
 
 
 def test_mixed_dtypes_in_one_bucket():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from elche.errors import UsageError
+from elche.errors import ConfigError, UsageError
 from elche.kernels import SlotLayout, tables
 
 CPU = torch.device("cpu")
@@ -59,6 +59,13 @@ def test_addresses_go_up_again_exactly_when_one_of_them_changed(uploads):
     for given in ([kept, second], [kept, second], [kept, None], [kept, second.half().float()]):
         tables.tables_of(layout, given, CPU)
     assert uploads == [4, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_more_or_fewer_tensors_than_slots_are_refused(count):
+    layout = SlotLayout.of([4, 4], torch.float32)
+    with pytest.raises(ConfigError, match=f"2 tensors.*not {count}"):
+        tables.tables_of(layout, [torch.zeros(4)] * count, CPU)
 
 
 def test_another_dtype_at_the_same_address_is_another_source(uploads):
