@@ -110,6 +110,14 @@ def test_a_graph_may_not_capture_addresses_it_has_not_seen(stream, uploads):
     assert uploads == [1, 1]
 
 
+def test_a_graph_reads_no_other_device_s_tables(stream):
+    layout = SlotLayout.of([4], torch.float32)
+    tables.tables_of(layout, [None], CPU)
+    stream["capturing"] = True
+    with pytest.raises(UsageError, match="before the capture"):
+        tables.tables_of(layout, [None], torch.device("meta"))
+
+
 class Recorded:
     """A table that writes down what is done with it."""
 
