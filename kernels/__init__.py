@@ -21,7 +21,6 @@ put the module in the function's place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -46,6 +45,8 @@ __all__ = [
     "weighted_sum",
 ]
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 def scale_accumulate_(
     bucket_n: Tensor,
@@ -65,15 +66,16 @@ def scale_accumulate_(
     Args:
         bucket_n: flat bucket, on the CPU or a GPU.
         layout: where its slots lie.
-        tensors: one per slot, on the bucket's device; None, no gradient, counts as zeros.
-        weight: a finite number, or a 0-d float32 or float64 tensor on the bucket's device.
+        tensors: one per slot, on the bucket's device and not in its memory; None, no gradient, counts as
+            zeros.
+        weight: a number within float32's, or a 0-d float32 or float64 tensor on the bucket's device.
         accumulate: whether to add to the slots instead of overwriting them.
         nonfinite: 1-element float32 tensor on the bucket's device; when it is not 0, the weight counts as 0.
         views: `layout.views(bucket_n, like=parameters)`, kept by the caller: spares the CPU path three
             quarters of its time on small tensors. CUDA has no use for it.
 
     Raises:
-        ConfigError: the weight is a number and not finite, or bucket and tensors do not fit the layout.
+        ConfigError: the weight is a number beyond float32's, or bucket and tensors do not fit the layout.
 
     Example:
         >>> layout = SlotLayout.of([2, 1], torch.float32)
@@ -83,8 +85,8 @@ def scale_accumulate_(
         >>> bucket_n
         tensor([10., 20.,  0.,  0., 30.,  0.,  0.,  0.])
     """
-    if not isinstance(weight, Tensor) and not math.isfinite(weight):
-        raise ConfigError(f"weight: {weight} is not finite")
+    if not isinstance(weight, Tensor) and not abs(weight) <= LARGEST:
+        raise ConfigError(f"weight: {weight} is not within float32's {LARGEST:g}")
     if bucket_n.is_cuda:
         from elche.kernels.scale_accumulate import launch
 
@@ -172,10 +174,13 @@ def weighted_sum(shards_wn: Tensor, weights_w: Tensor, *, out: Tensor | None = N
     Args:
         shards_wn: float32, bfloat16 or float16, one shard a row; rows may lie apart.
         weights_w: float32, one per shard, on the same device.
-        out: float32 tensor of n elements to write to; None makes one.
+        out: float32 tensor of n elements to write to, not in the shards' memory; None makes one.
 
     Returns:
         The sum, float32.
+
+    Raises:
+        ConfigError: shards, weights and result do not fit each other, or the result lies among the shards.
 
     Example:
         >>> shards_wn = torch.tensor([[30000.0, 1e-7]] * 4, dtype=torch.float16)
@@ -183,7 +188,7 @@ def weighted_sum(shards_wn: Tensor, weights_w: Tensor, *, out: Tensor | None = N
         tensor(120000.)
     """
     if out is None:
-        out = torch.empty(shards_wn.shape[-1], dtype=torch.float32, device=shards_wn.device)
+        out = torch.empty(shards_wn.shape[-1:], dtype=torch.float32, device=shards_wn.device)
     check_shards(shards_wn, weights_w, out)
     if out.is_cuda:
         from elche.kernels.sum_shards import launch
@@ -272,6 +277,9 @@ def lerp_(x_n: Tensor, y_n: Tensor, weight: float | Tensor) -> None:
         y_n: another one of its length, dtype and device.
         weight: a number from 0 to 1, or a 0-d tensor on the device.
 
+    Raises:
+        ConfigError: the tensors do not fit each other, or the weight is a number beyond 0 to 1.
+
     Example:
         >>> x_n = torch.tensor([1.0, 2.0])
         >>> lerp_(x_n, torch.tensor([3.0, 2.0]), 0.25)
@@ -279,6 +287,8 @@ def lerp_(x_n: Tensor, y_n: Tensor, weight: float | Tensor) -> None:
         tensor([1.5000, 2.0000])
     """
     check_same(x_n=x_n, y_n=y_n)
+    if not isinstance(weight, Tensor) and not 0.0 <= weight <= 1.0:
+        raise ConfigError(f"weight: {weight} is not from 0 to 1")
     if x_n.is_cuda:
         from elche.kernels.lerp import launch
 

@@ -57,6 +57,9 @@ def check_shards(shards_wn: Tensor, weights_w: Tensor, out_n: Tensor) -> None:
             f"result of their length there, not {weights_w.numel()} on {weights_w.device} and "
             f"{out_n.numel()} on {out_n.device}"
         )
+    first, last = shards_wn.data_ptr(), shards_wn[-1:, -1:].data_ptr()
+    if out_n.numel() and first - out_n.nbytes < out_n.data_ptr() <= last:
+        raise ConfigError("the result would overwrite shards before they are read: it lies among them")
 
 
 def check_no_momentum(momentum: float | Tensor, nesterov: bool) -> None:

@@ -61,6 +61,12 @@ def test_what_lies_beside_an_unaligned_tensor():
     assert torch.equal(x_n, draw(5001))
 
 
+@pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan])
+def test_a_weight_beyond_0_to_1_is_refused(weight):
+    with pytest.raises(ConfigError, match=f"weight: {weight} is not from 0 to 1"):
+        kernels.lerp_(torch.zeros(2), torch.zeros(2), weight)
+
+
 @pytest.mark.parametrize(
     ("x_n", "y_n", "words"),
     [

@@ -70,6 +70,18 @@ def test_a_given_result_is_written_and_returned():
     assert out_n.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.parametrize(("begin", "fits"), [(0, True), (1, False), (3, False), (10, False), (11, True)])
+def test_a_result_among_the_shards_is_refused(begin, fits):
+    """Two rows of 3, that lie 5 apart, in the elements 3 to 10."""
+    memory = torch.arange(16.0)
+    shards_wn, out_n = memory[3:].as_strided((2, 3), (5, 1)), memory[begin : begin + 3]
+    if not fits:
+        with pytest.raises(ConfigError, match="among them"):
+            kernels.weighted_sum(shards_wn, torch.ones(2), out=out_n)
+    else:
+        assert kernels.weighted_sum(shards_wn, torch.ones(2), out=out_n).tolist() == [11.0, 13.0, 15.0]
+
+
 @pytest.mark.parametrize(
     ("shards_wn", "weights_w", "out", "words"),
     [
@@ -78,6 +90,7 @@ def test_a_given_result_is_written_and_returned():
         (torch.zeros(2, 3).double(), torch.zeros(2), None, "float64"),
         (torch.zeros(3, 2).t(), torch.zeros(2), None, "rows"),
         (torch.zeros(3), torch.zeros(3), None, "rows"),
+        (torch.zeros(()), torch.zeros(1), None, "rows"),
         (torch.zeros(2, 3), torch.zeros(2), torch.zeros(4), "result of their length"),
     ],
 )
