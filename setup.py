@@ -6,7 +6,11 @@ So `kernels/` and `mpi_launch/` lie beside `elche/` in the tree and install insi
 
 from setuptools import find_packages, setup
 
-OUTER = {"elche.kernels": "kernels", "elche.mpi_launch": "mpi_launch"}
+OUTER = {
+    "elche.kernels": "kernels",
+    "elche.mpi_launch": "mpi_launch",
+    "elche.mpi_launch.doctor": "mpi_launch/doctor",
+}
 
 setup(
     package_dir=OUTER,

@@ -1,0 +1,81 @@
+"""The live test: `elche-run` starts a training of a moment, and one of its ranks is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from elche.mpi_launch.doctor.children import Ended, run_all
+from elche.mpi_launch.doctor.probes import failure_of, one_line
+
+TRIAL = "elche.training.trial"
+FEWEST, MOST = 3, 4  # of three ranks two are left, which still sum
+FORCE_SECONDS = "2"
+
+
+def count_ranks(cores: int, num_gpus: int) -> int:
+    """Return on how many ranks to try: one for each GPU where there are some, else as the cores have room.
+
+    Args:
+        cores: this machine's.
+        num_gpus: that torch can use.
+
+    Returns:
+        2 to 4.
+    """
+    return min(MOST, num_gpus) if num_gpus > 1 else max(FEWEST, min(MOST, cores))
+
+
+def try_out(
+    num_ranks: int, shell: Mapping[str, str], *, mpirun: str, loses_one: bool, seconds: float
+) -> dict[str, Any]:
+    """Run it.
+
+    Args:
+        num_ranks: so many.
+        shell: this process's variables; elche's own are left out, a log that they name would be overwritten.
+        mpirun: which to use.
+        loses_one: whether a rank is killed.
+        seconds: how long it may take.
+
+    Returns:
+        "asked", "loses_one", "wall_seconds", and what `read_trial` returns.
+    """
+    command = [sys.executable, "-m", "elche.mpi_launch", "-np", str(num_ranks), "--mpirun", mpirun]
+    command += ["--kill-seconds", FORCE_SECONDS, "-m", TRIAL, *(["--lose-one"] if loses_one else [])]
+    env = {name: value for name, value in shell.items() if not name.startswith("ELCHE_")}
+    begun = time.monotonic()
+    ended = run_all({"live": command}, seconds, env)["live"]
+    wall = time.monotonic() - begun
+    return {"asked": num_ranks, "loses_one": loses_one, "wall_seconds": wall, **read_trial(ended, seconds)}
+
+
+def read_trial(ended: Ended, seconds: float) -> dict[str, Any]:
+    """Return what the test has told.
+
+    Args:
+        ended: how it ended.
+        seconds: how long it was given.
+
+    Returns:
+        The figures of `elche.training.trial`; "told", what elche said of it; an "error" where it failed.
+    """
+    found: dict[str, Any] = {"told": [line for line in ended.err.splitlines() if line.startswith("elche")]}
+    for line in ended.out.splitlines():
+        if line.startswith('{"num_ranks"'):
+            found |= json.loads(line)
+            break  # where each process is a world of its own, each tells
+    words = [line for line in ended.err.splitlines() if any(map(str.isalpha, line))]
+    others = [
+        line for line in words if not line.startswith("elche-run")
+    ]  # which says that it failed, not why
+    failure = failure_of(replace(ended, err="\n".join(others or words)), seconds)
+    if failure is None and "num_ranks" not in found:
+        failure = f"it tells no figures: {ended.out.strip() or 'nothing'}"
+    if failure is not None:
+        found["error"] = one_line(failure)
+    return found
