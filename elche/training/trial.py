@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from elche.comm.base import Comm, all_gather_bytes
+from elche.config import Cadence
 from elche.start import init, shutdown
 from elche.training.loader import DataLoader
 from elche.training.optimizer import DistributedOptimizer
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     begun, num_ranks, rank = time.monotonic(), world.size, world.rank
     mine = {"pid": os.getpid(), "cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
     ranks = [json.loads(text) for text in all_gather_bytes(world.comm, json.dumps(mine).encode())]
-    figures = {"num_ranks": num_ranks, "device": str(world.device), "ranks": ranks, **measure(world.comm)}
+    figures = {"num_ranks": num_ranks, "device": world.device.type, "ranks": ranks, **measure(world.comm)}
     victim = ranks[-1]["pid"] if FLAG in argv and num_ranks > 1 else None
     figures |= train(victim if rank == 0 else None, num_ranks)
     if rank == 0:
@@ -81,7 +82,10 @@ def train(victim: int | None, num_ranks: int) -> dict[str, Any]:
     x = torch.randn(BATCHES_PER_RANK * num_ranks * BATCH_SIZE, WIDTH)
     loader = DataLoader(TensorDataset(x), batch_size=BATCH_SIZE)
     optimizer: Any = DistributedOptimizer(
-        torch.optim.SGD(layer.parameters(), lr=0.01), named_parameters=layer.named_parameters(), loader=loader
+        torch.optim.SGD(layer.parameters(), lr=0.01),
+        named_parameters=layer.named_parameters(),
+        loader=loader,
+        cadence=Cadence(policy="sync"),  # else a rank ten times faster ends the epoch before the kill
     )
     killed_at = updated_at = None
     for batch in loader:

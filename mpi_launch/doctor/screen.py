@@ -83,7 +83,8 @@ def _mpi(mpi: dict[str, Any]) -> str:
         return str(mpi["error"])
     ulfm = "ULFM" if mpi["kind"] == "ULFM" else "no ULFM"
     cuda = {True: ", CUDA-aware", False: ", not CUDA-aware", None: ""}[mpi["is_cuda_aware"]]
-    return f"{mpi['family'] or 'unknown'} {mpi['version'] or ''}, {ulfm}{cuda}: {mpi['mpirun']}"
+    name = "unknown" if mpi["family"] is None else f"{mpi['family']} {mpi['version']}"
+    return f"{name}, {ulfm}{cuda}: {mpi['mpirun']}"
 
 
 def _library(found: dict[str, Any], more: str = "") -> str:
@@ -93,7 +94,8 @@ def _library(found: dict[str, Any], more: str = "") -> str:
 
 
 def _linked(mpi4py: dict[str, Any]) -> str:
-    return f"with {mpi4py.get('family') or 'an unknown MPI'} {mpi4py.get('library_version') or ''}".rstrip()
+    family = mpi4py.get("family")
+    return "with an unknown MPI" if family is None else f"with {family} {mpi4py['library_version']}"
 
 
 def _cupy(cupy: dict[str, Any]) -> str:
@@ -111,23 +113,27 @@ def _nccl_version(number: int) -> str:
 
 def _gpus(facts: Facts) -> Iterator[str]:
     gpus = usable_gpus(facts)
-    if not gpus:
-        yield "none that torch can use: ranks train on the CPU"
+    there = gpus or facts["driver"].get("gpus") or []
+    if not there:
+        yield "none: ranks train on the CPU"
         return
-    kinds = [
-        (kind, [gpu["index"] for gpu in alike])
-        for kind, alike in itertools.groupby(
-            gpus, lambda gpu: (gpu["name"], spec_score(gpu), gpu["vram_bytes"])
-        )
-    ]
-    for (name, score, vram), indices in kinds[:MOST_GPU_LINES]:
-        numbers = str(indices[0]) if len(indices) == 1 else f"{indices[0]} to {indices[-1]}"
-        yield f"{numbers}: {name}, {vram / GIB:.0f} GiB, spec score {score:.0f}"
+    kinds = [list(alike) for _, alike in itertools.groupby(there, _describe)]
+    for alike in kinds[:MOST_GPU_LINES]:
+        first, last = alike[0]["index"], alike[-1]["index"]
+        yield f"{first if len(alike) == 1 else f'{first} to {last}'}: {_describe(alike[0])}"
     if len(kinds) > MOST_GPU_LINES:
         yield MORE.format(f"{len(kinds) - MOST_GPU_LINES} kinds")
+    if not gpus:
+        yield "torch can use none of them"
+        return
     slot = slowest_slot([gpu["index"] for gpu in gpus], gpus)
     anchor = DEFAULT_ANCHOR["gradients"]
     yield f"a rank on each: rank {slot} anchors, {anchor} batches, until speeds are measured"
+
+
+def _describe(gpu: dict[str, Any]) -> str:
+    name = gpu.get("name", f"compute capability {gpu['sm_major']}.{gpu['sm_minor']}")
+    return f"{name}, {gpu['vram_bytes'] / GIB:.0f} GiB, spec score {spec_score(gpu):.0f}"
 
 
 def _cores(facts: Facts) -> str:

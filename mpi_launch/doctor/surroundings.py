@@ -13,7 +13,7 @@ from elche.mpi_launch.doctor.problem import Facts, Level, Problem
 MIB = 2**20
 # Workers of a DataLoader hand over batches in it: 256 images of 3 x 224 x 224 in float32 are 147 MiB.
 LEAST_SHARED_BYTES = 512 * MIB
-MOST_NAMED = 3
+MOST_NAMED = 2
 
 
 def surrounding_problems(facts: Facts) -> Iterator[Problem]:
@@ -60,7 +60,7 @@ def _processors(facts: Facts) -> Iterator[Problem]:
         yield Problem(Level.LIMIT, "OMP_NUM_THREADS", text, "unset OMP_NUM_THREADS; elche-run sets it")
     if quota is not None and quota < allowed and threads is None:
         text = f"this container may use the time of {quota:g} of {allowed} CPUs; torch counts {allowed}"
-        remedy = f"export OMP_NUM_THREADS={max(1, int(quota))} divided by the number of ranks, at least 1"
+        remedy = f"export OMP_NUM_THREADS=1  # or so many that all ranks together have {max(1, int(quota))}"
         yield Problem(Level.LIMIT, "CPU quota", text, remedy)
 
 
@@ -101,12 +101,12 @@ def _network(facts: Facts) -> Iterator[Problem]:
 def _stale(stale: dict[str, list[str]], folder: str) -> Iterator[Problem]:
     if paths := stale["mpi"]:
         text = (
-            f"{len(paths)} of a killed mpirun's directories in {folder}: plain mpirun fails where it gets "
-            "the same process number"
+            f"killed mpiruns have left directories in {folder}, {len(paths)}: plain mpirun fails where it "
+            "gets one's process number"
         )
         yield Problem(Level.NOTE, "left by mpirun", text, _remove(paths))
     if paths := stale["elche"]:
-        text = f"{len(paths)} directories that a killed elche-run has left take up memory"
+        text = f"killed elche-runs have left directories in memory, {len(paths)}"
         yield Problem(Level.NOTE, "left by elche-run", text, _remove(paths))
 
 
@@ -137,7 +137,7 @@ def _live(live: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(Level.LIMIT, "losses", text, f"{again} --lose-one")
     for rank in live["ranks"]:
         if rank["threads"] > rank["cpus"]:
-            text = f"a rank has {rank['threads']} threads and may use {rank['cpus']} CPUs"
+            text = f"a rank may use fewer CPUs, {rank['cpus']}, than it has threads, {rank['threads']}"
             yield Problem(
                 Level.LIMIT, "binding", text, "elche-run --mpirun-args='--bind-to none', or OMP_NUM_THREADS"
             )
