@@ -8,7 +8,7 @@ Facts are gathered (`probes`, `launcher`, `machine`, `live`), judged (`findings`
 | elche | `facts` | version, python, executable, needs: {library: least version} |
 | shell | `facts` | error, launcher, omp_num_threads, visible_gpus, python_path |
 | mpi | `launcher` | mpirun, family, version, kind, is_cuda_aware, error |
-| mpi4py | `probes` | path, version, library, libmpi, family, library_version, error |
+| mpi4py | `probes` | path, version, library, libmpi, family, library_version, mpirun, error |
 | numpy, triton | `probes` | path, version, error |
 | torch | `probes` | path, version, cuda, cuda_told, threads, gpus, error |
 | cupy | `probes` | reason, version, cuda, nccl, error |

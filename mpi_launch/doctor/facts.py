@@ -99,12 +99,26 @@ def _libraries(deadline: float) -> dict[str, Any]:
     found = probes.ask(commands, deadline)
     torch, mpi4py = found["torch"], found["mpi4py"]
     family, version = read_mpi(mpi4py.get("library", ""))
-    mpi4py |= {"family": family, "library_version": version}
+    mpirun = mpirun_of(mpi4py.get("libmpi"))
+    mpi4py |= {"family": family, "library_version": version, "mpirun": mpirun}
     cupy: dict[str, Any] = {}
     if "error" not in torch:
         ask_cupy = probes.command("cupy", probes.CUPY, torch["cuda"] or "")
         cupy = probes.ask({"cupy": ask_cupy}, deadline)["cupy"]
     return {**found, "cupy": cupy}
+
+
+def mpirun_of(library: str | None) -> str | None:
+    """Return the mpirun that was installed with an MPI library; None: it is not where one would look.
+
+    Args:
+        library: the path of libmpi; None: it is not known.
+
+    Returns:
+        A path.
+    """
+    beside = Path(library or "/").parent.parent / "bin" / "mpirun"
+    return str(beside) if library is not None and beside.exists() else None
 
 
 def _machine(shell: Mapping[str, str]) -> dict[str, Any]:

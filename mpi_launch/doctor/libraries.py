@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from elche.mpi_launch.command import Mpi
@@ -103,9 +102,8 @@ def _pair(mpi: dict[str, Any], mpi4py: dict[str, Any]) -> Iterator[Problem]:
         f"{mpi['mpirun']} is {launcher} {mpi['version']}, but mpi4py uses {library} "
         f"{mpi4py['library_version']}: each rank would be alone"
     )
-    libmpi = mpi4py.get("libmpi")
-    theirs = "PATH" if libmpi is None else Path(libmpi).parent.with_name("bin") / "mpirun"
-    yield Problem(Level.FATAL, "two MPIs", text, f"elche-run --mpirun {theirs}  # of mpi4py's MPI")
+    remedy = f"elche-run --mpirun {mpi4py['mpirun'] or 'PATH'}  # of mpi4py's MPI"
+    yield Problem(Level.FATAL, "two MPIs", text, remedy)
 
 
 def _known_faults(mpi: dict[str, Any]) -> Iterator[Problem]:

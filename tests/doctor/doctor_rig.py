@@ -55,6 +55,7 @@ WELL: dict[str, Any] = {
         "libmpi": "/opt/mpi/lib/libmpi.so.40",
         "family": "Open MPI",
         "library_version": "6.0.0",
+        "mpirun": "/opt/mpi/bin/mpirun",
     },
     "numpy": {"path": "/site/numpy/__init__.py", "version": "2.1.0"},
     "triton": {"path": "/site/triton/__init__.py", "version": "3.5.1"},

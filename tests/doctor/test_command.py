@@ -13,7 +13,7 @@ import pytest
 from doctor_rig import ON_GPUS, WELL, well_but
 
 from elche.mpi_launch.doctor import __main__ as command
-from elche.mpi_launch.doctor.facts import why_not_live
+from elche.mpi_launch.doctor.facts import mpirun_of, why_not_live
 
 DOCTOR = [sys.executable, "-m", "elche.mpi_launch.doctor"]
 SECONDS = 240.0
@@ -106,6 +106,14 @@ def test_what_forbids_the_live_test(topics, why):
     assert why_not_live(well_but(**topics)) == why
 
 
+def test_the_mpirun_of_a_library(tmp_path):
+    library, mpirun = tmp_path / "lib" / "libmpi.so.40", tmp_path / "bin" / "mpirun"
+    assert [mpirun_of(None), mpirun_of(str(library))] == [None, None]
+    mpirun.parent.mkdir()
+    mpirun.touch()
+    assert mpirun_of(str(library)) == str(mpirun)
+
+
 def test_colours_only_where_they_are_wanted(facts, capsys, monkeypatch):
     facts(well_but(root={"is_root": True}))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -138,6 +146,15 @@ def test_a_broken_torch_is_a_finding(tmp_path):
         "remedy": f"unset PYTHONPATH, which leads to {tmp_path}",
     }
     assert document["facts"]["live"] == {"skipped": "it could not succeed"}
+
+
+def test_a_machine_on_which_nothing_works(tmp_path):
+    for name in ("numpy", "torch", "mpi4py", "triton"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is ill')\n")
+    ran = doctor(env={"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "many"})
+    assert ran.returncode == 2
+    first = " ".join(ran.stdout.partition("\n\n")[0].split())
+    assert first.endswith("cannot train: numpy broken, torch broken, mpi4py broken")
 
 
 def test_a_hanging_mpirun_is_a_finding(tmp_path):

@@ -51,7 +51,7 @@ TABLE = [
     ({"mpi4py": {"family": "MPICH", "library_version": "4.2.0"}}, "fatal", "two MPIs",
      "/venv/bin/mpirun is Open MPI 6.0.0, but mpi4py uses MPICH 4.2.0: each rank would be alone",
      "elche-run --mpirun /opt/mpi/bin/mpirun  # of mpi4py's MPI"),
-    ({"mpi4py": {"library_version": "4.1.4", "libmpi": None}}, "fatal", "two MPIs",
+    ({"mpi4py": {"library_version": "4.1.4", "mpirun": None}}, "fatal", "two MPIs",
      "/venv/bin/mpirun is Open MPI 6.0.0, but mpi4py uses Open MPI 4.1.4: each rank would be alone",
      "elche-run --mpirun PATH  # of mpi4py's MPI"),
     # GPUs.
