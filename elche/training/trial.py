@@ -1,7 +1,7 @@
 """A training of a moment, by which `elche-doctor` judges: `elche-run -np 3 -m elche.training.trial`.
 
-All ranks sum a few buffers and train a small layer; with --lose-one the first then kills the last, and the
-others finish the epoch. The first prints what it has measured, one JSON object.
+All ranks sum a few buffers and train a small layer; with --lose-one the first then kills another of its host,
+and the rest finish the epoch. The first prints what it has measured, one JSON object.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import time
@@ -43,11 +44,12 @@ def main(argv: Sequence[str]) -> None:
     init()
     world = current()
     begun, num_ranks, rank = time.monotonic(), world.size, world.rank
-    mine = {"pid": os.getpid(), "cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
+    mine = {"pid": os.getpid(), "host": socket.gethostname()}
+    mine |= {"cpus": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
     ranks = [json.loads(text) for text in all_gather_bytes(world.comm, json.dumps(mine).encode())]
     figures = {"num_ranks": num_ranks, "device": world.device.type, "ranks": ranks, **measure(world.comm)}
-    victim = ranks[-1]["pid"] if FLAG in argv and num_ranks > 1 else None
-    figures |= train(victim if rank == 0 else None, num_ranks)
+    victims = [other["pid"] for other in ranks[1:] if other["host"] == mine["host"]]
+    figures |= train(victims[-1] if FLAG in argv and rank == 0 and victims else None, num_ranks)
     if rank == 0:
         figures |= {"num_ranks_left": current().size, "seconds": time.monotonic() - begun}
         sys.stdout.write(json.dumps(figures) + "\n")

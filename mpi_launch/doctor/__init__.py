@@ -6,7 +6,7 @@ Facts are gathered (`probes`, `launcher`, `machine`, `live`), judged (`findings`
 | fact | gathered by | keys |
 |---|---|---|
 | elche | `facts` | version, python, executable, needs: {library: least version} |
-| shell | `facts` | error, launcher, omp_num_threads, visible_gpus, python_path |
+| shell | `facts` | error, launcher, omp_num_threads, visible_gpus, python_path, folder |
 | mpi | `launcher` | mpirun, family, version, kind, is_cuda_aware, error |
 | mpi4py | `probes` | path, version, library, libmpi, family, library_version, mpirun, error |
 | numpy, triton | `probes` | path, version, error |

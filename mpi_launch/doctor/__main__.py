@@ -26,10 +26,13 @@ DOCTOR_FAILED = os.EX_SOFTWARE
 INTERRUPTED = 130
 EPILOG = """\
 exit codes:
-  0 all well; notes are about what elche-run takes care of   1 works, with limits, such as no ULFM
-  2 cannot train   64 wrong usage   70 a fault of the doctor's, or of its output   130 interrupted
+  0 all well; notes are about what elche-run takes care of
+  1 works, with limits, such as no ULFM
+  2 cannot train
+  64 wrong usage   70 the doctor itself failed, or its output   130 interrupted
 
-The live test trains for a moment on 2 to 4 ranks, under the elche-run of this Python, and kills one of them.
+The live test trains for a moment on 2 to 4 ranks of this machine, started by
+elche-run, and kills one of them.
 """
 
 
@@ -129,7 +132,7 @@ def _progress(*, is_wanted: bool) -> Iterator[None]:
     """Show a line to whoever looks on while it takes its seconds."""
     is_wanted = is_wanted and sys.stderr is not None and sys.stderr.isatty()
     if is_wanted:
-        _write(sys.stderr, "asking MPI, torch and the system, then a live test ...")
+        _write(sys.stderr, "asking MPI, torch and the system ...")
     try:
         yield
     finally:

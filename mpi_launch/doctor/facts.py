@@ -91,6 +91,7 @@ def _shell(shell: Mapping[str, str]) -> dict[str, Any]:
         "omp_num_threads": shell.get("OMP_NUM_THREADS") or None,
         "visible_gpus": shell.get("CUDA_VISIBLE_DEVICES"),
         "python_path": shell.get("PYTHONPATH"),
+        "folder": str(Path.cwd()),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from elche.mpi_launch.command import Mpi
@@ -67,17 +68,20 @@ def _unusable(facts: Facts, name: str, level: Level) -> Iterator[Problem]:
     elif error is not None:
         where = "" if path is None else f", loaded from {path}"
         remedy = f"pip install --force-reinstall '{name}>={least}'"
-        if folder := _leading_there(facts["shell"]["python_path"], path):
-            remedy = f"unset PYTHONPATH, which leads to {folder}"
+        if path is not None and _lies_in(path, facts["shell"]["folder"]):
+            remedy = f"rename {path}, which hides {name}"
+        for folder in (facts["shell"]["python_path"] or "").split(":"):
+            if path is not None and _lies_in(path, folder):
+                remedy = f"unset PYTHONPATH, which leads to {folder}"
         yield Problem(level, f"{name} broken", f"{name} cannot be imported ({error}){where}", remedy)
     elif is_older(found["version"], least):
         text = f"{name} {found['version']} is older than {least}, which elche needs"
         yield Problem(level, f"old {name}", text, f"pip install --upgrade '{name}>={least}'")
 
 
-def _leading_there(python_path: str | None, path: str | None) -> str | None:
-    folders = (python_path or "").split(":")
-    return next((folder for folder in folders if folder and (path or "").startswith(folder)), None)
+def _lies_in(path: str, folder: str) -> bool:
+    """Return whether a module, or a package's __init__.py, was found because this folder is searched."""
+    return folder != "" and PurePath(folder) in PurePath(path).parents[:2]
 
 
 def _launcher(mpi: dict[str, Any]) -> Iterator[Problem]:

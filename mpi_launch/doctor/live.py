@@ -16,6 +16,14 @@ from elche.mpi_launch.doctor.probes import failure_of, one_line
 TRIAL = "elche.training.trial"
 FEWEST, MOST = 3, 4  # of three ranks two are left, which still sum
 FORCE_SECONDS = "2"
+LEFT_OUT = (
+    "ELCHE_",
+    "SLURM_",
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "I_MPI_HYDRA_HOST_FILE",
+    "HYDRA_HOST_FILE",
+)
 
 
 def count_ranks(cores: int, num_gpus: int) -> int:
@@ -38,7 +46,7 @@ def try_out(
 
     Args:
         num_ranks: so many.
-        shell: this process's variables; elche's own are left out, a log that they name would be overwritten.
+        shell: this process's variables.
         mpirun: which to use.
         loses_one: whether a rank is killed.
         seconds: how long it may take.
@@ -48,11 +56,22 @@ def try_out(
     """
     command = [sys.executable, "-m", "elche.mpi_launch", "-np", str(num_ranks), "--mpirun", mpirun]
     command += ["--kill-seconds", FORCE_SECONDS, "-m", TRIAL, *(["--lose-one"] if loses_one else [])]
-    env = {name: value for name, value in shell.items() if not name.startswith("ELCHE_")}
     begun = time.monotonic()
-    ended = run_all({"live": command}, seconds, env)["live"]
+    ended = run_all({"live": command}, seconds, variables_of(shell))["live"]
     wall = time.monotonic() - begun
     return {"asked": num_ranks, "loses_one": loses_one, "wall_seconds": wall, **read_trial(ended, seconds)}
+
+
+def variables_of(shell: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which the test runs: without any that would write a log or ask other hosts.
+
+    Args:
+        shell: this process's.
+
+    Returns:
+        Those that are left.
+    """
+    return {name: value for name, value in shell.items() if not name.startswith(LEFT_OUT)}
 
 
 def read_trial(ended: Ended, seconds: float) -> dict[str, Any]:
@@ -72,10 +91,8 @@ def read_trial(ended: Ended, seconds: float) -> dict[str, Any]:
                 found |= json.loads(line)
                 break  # where each process is a world of its own, each tells
     words = [line for line in ended.err.splitlines() if any(map(str.isalpha, line))]
-    others = [
-        line for line in words if not line.startswith("elche-run")
-    ]  # which says that it failed, not why
-    failure = failure_of(replace(ended, err="\n".join(others or words)), seconds)
+    reasons = [line for line in words if not line.startswith("elche-run")]  # it says that it failed, not why
+    failure = failure_of(replace(ended, err="\n".join(reasons or words)), seconds)
     if failure is None and "num_ranks" not in found:
         failure = f"it tells no figures: {ended.out.strip() or 'nothing'}"
     if failure is not None:

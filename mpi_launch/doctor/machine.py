@@ -22,10 +22,10 @@ CONNECT_SECONDS = 2.0
 MPI_FOLDERS = ("ompi.", "prted.")  # then a process number: what Open MPI 5 keeps its files in
 ELCHE_FOLDERS = ("elche-",)
 
-Facts = dict[str, Any]
+Found = dict[str, Any]
 
 
-def processors() -> Facts:
+def processors() -> Found:
     """Return how many "cpus" there are, the "cores" and "allowed" CPUs of this process, and its "quota"."""
     allowed = os.sched_getaffinity(0)
     return {
@@ -54,7 +54,7 @@ def read_quota(groups: Path) -> float | None:
     return None
 
 
-def storage(folder: Path) -> Facts:
+def storage(folder: Path) -> Found:
     """Return a folder's "path", and where there is one "total_bytes", "free_bytes" and "is_writable"."""
     try:
         usage = shutil.disk_usage(folder)
@@ -69,7 +69,7 @@ def storage(folder: Path) -> Facts:
     }
 
 
-def interfaces() -> list[Facts]:
+def interfaces() -> list[Found]:
     """Return "name", IPv4 "address" (None: it has none) and whether it "is_up" of each network interface."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -124,7 +124,7 @@ def stale_elche(folder: Path = SHARED_MEMORY) -> list[str]:
     return [str(path) for path in found if os.fsencode(path) not in used]
 
 
-def as_root(shell: Mapping[str, str]) -> Facts:
+def as_root(shell: Mapping[str, str]) -> Found:
     """Return whether this "is_root", and whether Open MPI's own mpirun "is_allowed" to start ranks then."""
     return {"is_root": os.geteuid() == 0, "is_allowed": AS_ROOT.items() <= shell.items()}
 

@@ -52,12 +52,22 @@ def _processors(facts: Facts) -> Iterator[Problem]:
     allowed, quota = processors["allowed"], processors["quota"]
     if threads is not None and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", threads):
         text = f"OMP_NUM_THREADS={threads!r} is no number of threads"
-        yield Problem(Level.LIMIT, "OMP_NUM_THREADS", text, "unset OMP_NUM_THREADS; elche-run sets it")
+        yield Problem(
+            Level.LIMIT,
+            "OMP_NUM_THREADS",
+            text,
+            "unset OMP_NUM_THREADS; elche-run sets it where ranks outnumber cores",
+        )
     elif threads is not None and int(threads.partition(",")[0]) > allowed:
         text = (
             f"OMP_NUM_THREADS={threads}, but this process may use {allowed} CPUs: threads wait for each other"
         )
-        yield Problem(Level.LIMIT, "OMP_NUM_THREADS", text, "unset OMP_NUM_THREADS; elche-run sets it")
+        yield Problem(
+            Level.LIMIT,
+            "OMP_NUM_THREADS",
+            text,
+            "unset OMP_NUM_THREADS; elche-run sets it where ranks outnumber cores",
+        )
     if quota is not None and quota < allowed and threads is None:
         text = f"this container may use the time of {quota:g} of {allowed} CPUs; torch counts {allowed}"
         remedy = f"export OMP_NUM_THREADS=1  # or so many that all ranks together have {max(1, int(quota))}"

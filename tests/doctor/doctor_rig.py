@@ -40,6 +40,7 @@ WELL: dict[str, Any] = {
         "omp_num_threads": None,
         "visible_gpus": None,
         "python_path": None,
+        "folder": "/home/user",
     },
     "mpi": {
         "mpirun": "/venv/bin/mpirun",

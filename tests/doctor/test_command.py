@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -161,9 +162,10 @@ def test_a_hanging_mpirun_is_a_finding(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text("#!/bin/sh\nsleep 1000\n")
     mpirun.chmod(0o755)
-    ran = doctor("--mpirun", str(mpirun), "--deadline-seconds", "5")
+    ran = doctor("--json", "--mpirun", str(mpirun), "--deadline-seconds", "5")
+    found = {problem["about"]: problem["problem"] for problem in json.loads(ran.stdout)["findings"]}
     assert ran.returncode == 2
-    assert ran.stdout.splitlines()[0].endswith("cannot train: no mpirun")
+    assert found["no mpirun"] == f"{mpirun} --version: no end within 5 s"
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
@@ -180,6 +182,14 @@ def test_a_reader_that_leaves_early():
         process.stdout.close()
         err = process.stderr.read()
     assert (process.returncode in (0, 1), err) == (True, b"")
+
+
+def test_who_looks_on_sees_that_it_works_until_there_is_something_to_read():
+    ours, theirs = pty.openpty()
+    doctor("--no-live", capture_output=False, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 1000) == b"asking MPI, torch and the system ...\r\x1b[K"
+    os.close(ours)
 
 
 def test_a_full_disk_is_no_verdict():

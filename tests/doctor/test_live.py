@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from elche.mpi_launch.doctor.children import Ended
-from elche.mpi_launch.doctor.live import count_ranks, read_trial
+from elche.mpi_launch.doctor.live import TRIAL, count_ranks, read_trial, variables_of
 
 FIGURES = '{"num_ranks": 3, "sum": 3.0}'
 LOST = "elche-run: lost rank 2: died (killed by signal 9)"
@@ -17,6 +21,31 @@ LOST = "elche-run: lost rank 2: died (killed by signal 9)"
 )
 def test_the_ranks_of_the_test(cores, num_gpus, num_ranks):
     assert count_ranks(cores, num_gpus) == num_ranks
+
+
+def test_the_test_stays_on_this_machine_and_writes_nothing():
+    shell = {
+        "ELCHE_LOG": "run.jsonl",
+        "SLURM_JOB_ID": "7",
+        "PRTE_MCA_prte_default_hostfile": "hosts",
+        "HYDRA_HOST_FILE": "hosts",
+        "OMP_NUM_THREADS": "2",
+        "OMPI_MCA_btl": "self,sm",
+    }
+    assert variables_of(shell) == {"OMP_NUM_THREADS": "2", "OMPI_MCA_btl": "self,sm"}
+
+
+def test_one_process_alone_has_nobody_to_kill():
+    command = [sys.executable, "-m", TRIAL, "--lose-one"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    figures = json.loads(ran.stdout)
+    assert [figures[name] for name in ("num_ranks", "num_ranks_left", "sum", "num_updates")] == [
+        1,
+        1,
+        1.0,
+        64,
+    ]
+    assert figures["next_update_ms"] is None
 
 
 def test_figures_among_other_lines():
