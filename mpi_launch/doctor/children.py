@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from elche.mpi_launch.signals import ends_with_parent
 
 CANNOT_START = 127  # as a shell has it
-REAP_SECONDS = 5.0  # a process that is stuck in the kernel ends when it likes
+REAP_SECONDS = 10.0  # elche-run, asked to end, is through its last means after 8 s
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def surrounding_problems(facts: Facts) -> Iterator[Problem]:
     Yields:
         What is wrong.
     """
-    yield from _shell(facts["shell"], facts["root"])
+    yield from _shell(facts["shell"])
+    yield from _root(facts)
     yield from _processors(facts)
     yield from _memory(facts["shared_memory"], facts["temporary"])
     yield from _network(facts)
@@ -35,14 +36,18 @@ def surrounding_problems(facts: Facts) -> Iterator[Problem]:
         yield from _no_nccl(facts)
 
 
-def _shell(shell: dict[str, Any], root: dict[str, Any]) -> Iterator[Problem]:
+def _shell(shell: dict[str, Any]) -> Iterator[Problem]:
     if shell["error"] is not None:
         name = shell["error"].partition(" ")[0]
         yield Problem(Level.FATAL, name, shell["error"], f"unset {name}, or correct it")
     if shell["launcher"] is not None:
         text = f"{shell['launcher']} is set: this runs under an MPI launcher, where none can be tried"
         yield Problem(Level.NOTE, "under MPI", text, "run elche-doctor by itself, not under mpirun or srun")
-    if root["is_root"] and not root["is_allowed"]:
+
+
+def _root(facts: Facts) -> Iterator[Problem]:
+    root = facts["root"]
+    if root["is_root"] and not root["is_allowed"] and facts["mpi"].get("family") == "Open MPI":
         remedy = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or use elche-run"
         yield Problem(Level.NOTE, "root", "this is root: plain mpirun of Open MPI refuses to start", remedy)
 

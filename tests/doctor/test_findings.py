@@ -175,6 +175,7 @@ def test_a_problem_and_its_remedy(topics, level, about, text, remedy):
         {"shared_memory": {"free_bytes": 512 * 2**20}},
         {"root": {"is_root": True, "is_allowed": True}},
         {"mpi": {"is_cuda_aware": None}},
+        {"mpi": {"family": None, "version": None}, "root": {"is_root": True}},
         {"live": {"skipped": "--no-live"}},
         {"live": {"loses_one": False, "next_update_ms": None}},
         {"live": {"ranks": [{"threads": 2, "cpus": 2}]}},
