@@ -14,7 +14,7 @@ fi
 MPIRUN=$(dirname "$(command -v "$PYTHON")")/mpirun
 [ -x "$MPIRUN" ] || MPIRUN=mpirun
 ON_TWO="$MPIRUN -np 2 --oversubscribe --bind-to none"
-KERNEL_TESTS=$(ls tests/kernels/test_{cuda,triton,agreement,cast_scale,sum_shards,drift_norms,outer_step,lerp}.py)
+KERNEL_TESTS=$(ls tests/kernels/test_{cuda,triton,agreement,alignment,cast_scale,sum_shards,drift_norms,outer_step,lerp}.py)
 NCCL_TESTS=$(ls tests/comm/test_nccl*.py tests/training/test_*on_gpu.py)
 failed=0
 

@@ -190,7 +190,7 @@ def drift(pre_n: Tensor, post_n: Tensor) -> Tensor:
     sums = [0.0, 0.0, 0.0]
     for pre, post in _blocks(pre_n, post_n):
         for k, x in enumerate((pre, post, pre - post)):
-            sums[k] += torch.dot(x, x).item()
+            sums[k] += (x * x).sum().item()  # torch.dot's bits depend on where x begins; it saves an eighth
     return torch.tensor(sums, dtype=torch.float64).sqrt_()
 
 

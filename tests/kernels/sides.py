@@ -50,6 +50,13 @@ def draw(n, dtype=torch.float32, seed=1, offset=0):
     return host[offset:]
 
 
+def shifted(tensor, offset=1):
+    """The same numbers, `offset` elements past where an allocation begins."""
+    host = torch.empty(tensor.numel() + offset, dtype=tensor.dtype, device=tensor.device)
+    host[offset:] = tensor.flatten()
+    return host[offset:].view(tensor.shape)
+
+
 def hosted(n, dtype):
     """A flat tensor one element past a 16-byte boundary, with a sentinel on either side, and all of it."""
     host = torch.full((n + 2,), SENTINEL, dtype=dtype, device=DEVICE)

@@ -10,10 +10,10 @@ import math
 
 import pytest
 import torch
-from sides import DEVICE, SIZES, WITH_TRITON, draw, same
+from sides import DEVICE, SIZES, WITH_TRITON, draw, same, shifted
 
 from elche import kernels
-from elche.kernels import SlotLayout, nonfinite, reference, scale_accumulate, unpack
+from elche.kernels import SlotLayout, chunk, nonfinite, reference, scale_accumulate, unpack
 
 COUNTS = {
     1: [5001],
@@ -40,6 +40,10 @@ def unpack_(tensors, bucket_n, layout, scale):
     (unpack.launch if WITH_TRITON else kernels.unpack_)(tensors, bucket_n, layout, scale)
 
 
+def flag_(flag, tensors, layout):
+    (nonfinite.launch if WITH_TRITON else kernels.flag_nonfinite_)(flag, tensors, layout)
+
+
 def gradients(numels, dtype, seed=1):
     return [draw(numel, dtype, seed + k) for k, numel in enumerate(numels)]
 
@@ -48,10 +52,16 @@ def layout_of(tensors):
     return SlotLayout.of([x.numel() * (2 if x.is_complex() else 1) for x in tensors], torch.float32)
 
 
-def agree(batches, weights):
-    """Overwrite with the first batch, add the others, unpack: on both sides, and compare after each step."""
+def agree(batches, weights, place=torch.clone):
+    """Overwrite with the first batch, add the others, unpack: on both sides, and compare after each step.
+
+    `place` puts a bucket where it is to lie.
+    """
     layout = layout_of(batches[0])
-    mine_n, judge_n = (torch.zeros(layout.total, device=DEVICE) for _ in range(2))
+    mine_n, judge_n = (
+        place(torch.zeros(layout.total, device=DEVICE)),
+        torch.zeros(layout.total, device=DEVICE),
+    )
     for k, (tensors, weight) in enumerate(zip(batches, weights, strict=True)):
         scale_accumulate_(mine_n, layout, tensors, weight, accumulate=k > 0)
         reference.scale_accumulate_(judge_n, layout, tensors, weight, accumulate=k > 0)
@@ -60,7 +70,7 @@ def agree(batches, weights):
         torch.testing.assert_close(mine_n, judge_n, rtol=0.0, atol=ADDED, equal_nan=True)
     mine, judge = ([torch.zeros_like(x, dtype=torch.float32) for x in batches[0]] for _ in range(2))
     if not batches[0][0].is_complex():
-        unpack_(mine, judge_n.clone(), layout, 0.3)
+        unpack_(mine, place(judge_n), layout, 0.3)
         reference.unpack_(judge, judge_n, layout, 0.3)
         assert all(same(a, b) for a, b in zip(mine, judge, strict=True))
 
@@ -101,13 +111,6 @@ def test_inf_and_nan_arrive_where_they_are_and_nowhere_else(weight, bad):
     agree([second, first], [1.0, weight])
 
 
-def shifted(tensor):
-    """The same numbers, one element past where an allocation begins."""
-    host = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
-    host[1:] = tensor.flatten()
-    return host[1:].view(tensor.shape)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
 def test_offset_views_channels_last_and_transposed_tensors(dtype):
     image = draw(2 * 8 * 16 * 16, dtype).view(2, 8, 16, 16)
@@ -121,12 +124,27 @@ def test_offset_views_channels_last_and_transposed_tensors(dtype):
     agree([views, [shifted(view) if view.is_contiguous() else view for view in views]], [0.3, 0.7])
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
+def test_a_bucket_that_starts_off_a_boundary(dtype):
+    agree([gradients(SIZES, dtype), gradients(SIZES, dtype, 100)], [0.3, 0.7], shifted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
+def test_the_flag_of_tensors_that_start_off_a_boundary(dtype):
+    tensors = [shifted(tensor) for tensor in gradients(SIZES, dtype)]
+    flag = torch.zeros(1, device=DEVICE)
+    flag_(flag, tensors, layout_of(tensors))
+    assert flag.tolist() == [0]
+    tensors[-1][chunk.CHUNK] = math.inf
+    flag_(flag, tensors, layout_of(tensors))
+    assert flag.tolist() == [1]
+
+
 @pytest.mark.parametrize(
     "count", [pytest.param(count, marks=LONG if count > 321 else ()) for count in COUNTS]
 )
 def test_the_flag_is_raised_by_the_last_of_any_number_of_tensors(count):
     tensors = gradients(COUNTS[count], torch.float32)
-    flag_ = nonfinite.launch if WITH_TRITON else kernels.flag_nonfinite_
     flag = torch.zeros(1, device=DEVICE)
     flag_(flag, tensors, layout_of(tensors))
     assert flag.tolist() == [0]

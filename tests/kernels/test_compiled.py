@@ -66,11 +66,11 @@ def test_weights_counts_and_sizes_do_not_compile_again(name):
     launch = SPECIALISATIONS[name].launch
     with compiling("sm_90") as compiled:
         launch(weight=0.3, numels=(5001, 3))
-        for weight in (0.0, 1.0, 16.0, torch.tensor(0.5)):
+        for weight in (0.0, 1.0, 16.0, torch.tensor(0.5), torch.ones(2)[1]):
             launch(weight=weight, numels=(5001, 3))
-        for numels in [(1,), (16,), (17, 1, 4096), (16,) * 16, (2048,) * 321]:
+        for numels in [(1,), (16,), (17, 1, 4096), (16,) * 15, (16,) * 16, (2048,) * 321]:
             launch(weight=0.3, numels=numels)
-    assert len(compiled) == 10
+    assert len(compiled) == 12
     assert {id(kernel) for kernel in compiled} == {id(compiled[0])}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-STEMS = ("triton", "agreement", "cast_scale", "sum_shards", "drift_norms", "outer_step", "lerp")
+STEMS = ("triton", "agreement", "alignment", "cast_scale", "sum_shards", "drift_norms", "outer_step", "lerp")
 
 
 @pytest.mark.parametrize(

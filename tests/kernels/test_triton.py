@@ -127,6 +127,20 @@ def test_unaligned_tensors_and_what_lies_beside_them(dtype):
     assert bucket_n.tolist() == expected_n.tolist()
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU checks its addresses itself")
+def test_what_kernels_promise_of_addresses_is_checked_here(promised):
+    layout = SlotLayout.of([tables.CHUNK + 1], torch.float32)
+    scale_accumulate.launch(
+        torch.zeros(layout.total),
+        layout,
+        [torch.zeros(tables.CHUNK + 1)],
+        1.0,
+        accumulate=True,
+        nonfinite=None,
+    )
+    assert len(promised) == 3  # of the whole chunk: the tensor's, and the bucket's when read and when written
+
+
 def test_one_launch_for_tensors_of_every_dtype():
     tensors = [torch.tensor([1.5], dtype=dtype, device=DEVICE) for dtype in DTYPES]
     layout = layout_of(tensors, torch.float32)
