@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from elche.config import read_environment, variables
 from elche.errors import ConfigError
+from elche.mpi_launch.allocation import refuse_many_launchers
+from elche.mpi_launch.build import check_build
 from elche.mpi_launch.command import (
     Mpi,
     ask_mpi,
@@ -20,20 +24,24 @@ from elche.mpi_launch.command import (
     find_mpirun,
     job_variables,
     mpirun_command,
+    refuse_what_mpi_lacks,
     refuse_what_needs_ulfm,
 )
+from elche.mpi_launch.discovery import Discovery
+from elche.mpi_launch.dry_run import DRAWN, describe_start
 from elche.mpi_launch.grow import grow
 from elche.mpi_launch.hosts import Host, addresses_towards, answering
 from elche.mpi_launch.messages import say
 from elche.mpi_launch.options import Options, parse_options
-from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, SignalPipe
+from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, STOPS, SignalPipe, Stopped
 from elche.mpi_launch.supervise import Outcome, Supervisor
 from elche.mpi_launch.switchboard import Switchboard
+from elche.mpi_launch.tee import make_rank_folders
 from elche.mpi_launch.verdict import FAILED, FINISHED, HUNG_UP, INTERRUPTED, LOSSES, STALLED, TERMINATED
 
 MEMORY, HERE = "/dev/shm", (Host("localhost", 1),)
 WRONG_USAGE, BELOW_MIN_RANKS = 2, 4
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, GROW_ONE, GROW_QUEUED)
+CAUGHT = (*STOPS, signal.SIGCHLD, GROW_ONE, GROW_QUEUED)
 VERDICTS = {
     FINISHED: "finished, with losses",
     FAILED: "failed",
@@ -57,35 +65,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if list(argv[:1]) == ["grow"]:
             say(grow(argv[1:]))
-            return 0
-        options = parse_options(argv, read_environment())
-        mpirun = find_mpirun(options.mpirun)
-        mpi = ask_mpi(mpirun)
-        refuse_what_needs_ulfm(options, mpi, mpirun)
+            return FINISHED
+        build = check_build(argv)
+        if build is None:
+            return start(argv)
+        sys.stdout.write(f"{build}\n")
+        return FINISHED
     except ConfigError as error:
         say(str(error))
         return WRONG_USAGE
+    except Stopped as stopped:
+        return conclude(stopped.exit_code)
+
+
+def start(argv: Sequence[str]) -> int:
+    """Find MPI and hosts, and run the job there, or show how it would be.
+
+    Args:
+        argv: the command line.
+
+    Returns:
+        The exit code.
+    """
+    shell = variables()
+    options = parse_options(argv, read_environment(), shell)
+    refuse_many_launchers(shell)
+    mpirun = find_mpirun(options.mpirun)
+    mpi = ask_mpi(mpirun)
+    refuse_what_needs_ulfm(options, mpi, mpirun)
+    refuse_what_mpi_lacks(options, mpi, mpirun)
     if mpi is not Mpi.ULFM:
         say(f"{mpirun} is {mpi.value}: a lost rank ends the job")
-    return run(options, mpi, mpirun)
+    if options.hosts_from:
+        say(f"hosts of {options.hosts_from}: {','.join(map(str, options.hosts))}")
+    signals = SignalPipe(CAUGHT)
+    if options.discovery is None:
+        return run(options, mpi, mpirun, signals, None)
+    with contextlib.closing(Discovery(options.discovery, options.slots_per_host)) as discovery:
+        found = options.on_found(discovery.wait_for(options.num_ranks, options.elastic_seconds, signals, say))
+        if found.num_slots >= options.num_ranks:
+            return run(found, mpi, mpirun, signals, discovery)
+    say(f"{found.num_slots} slots after {options.elastic_seconds:g} s, -np is {options.num_ranks}")
+    return conclude(BELOW_MIN_RANKS)
 
 
-def run(options: Options, mpi: Mpi, mpirun: str) -> int:
+def run(options: Options, mpi: Mpi, mpirun: str, signals: SignalPipe, discovery: Discovery | None) -> int:
     """Run the job, and again on the hosts that are left where it died though ranks could have gone on.
+
+    With --dry-run, print what would be started instead.
 
     Args:
         options: what was asked for.
         mpi: what mpirun can do.
         mpirun: its path.
+        signals: this process's.
+        discovery: finds hosts; None: they stay what they are.
 
     Returns:
         The exit code.
     """
-    signals = SignalPipe(CAUGHT)
+    if options.dry_run:
+        command, env = start_of(options, mpi, mpirun, resume=False, drawn=DRAWN)
+        sys.stdout.write(f"{describe_start(command, env, variables())}\n")
+        return FINISHED
     snapshots = f"{MEMORY}/elche-{secrets.token_hex(16)}" if options.restarts else None
     for restarts_left in range(restarts := options.restarts, -1, -1):
         resume = restarts_left < restarts
-        outcome = run_once(options, mpi, mpirun, signals, resume=resume, snapshots=snapshots)
+        outcome = run_once(options, mpi, mpirun, signals, discovery, resume=resume, snapshots=snapshots)
         for line in outcome.lines:
             say(line)
         code = outcome.code
@@ -93,8 +139,13 @@ def run(options: Options, mpi: Mpi, mpirun: str) -> int:
             say(f"the job died as a whole (mpirun ended with {outcome.mpirun_code})")
         if not (outcome.died_whole and restarts_left):
             break
-        if options.hosts:
-            options = options.on(answering(options.hosts, options.launch_agent))
+        if options.reset_limit is not None:
+            left = options.reset_limit - outcome.num_changes - 1
+            if left < 0:
+                say("--reset-limit allows no other start")
+                break
+            options = replace(options, reset_limit=left)
+        options = with_hosts_left(options, signals, discovery)
         if options.num_ranks < options.min_ranks:
             say(f"the hosts that answer have slots for {options.num_ranks} ranks")
             code = BELOW_MIN_RANKS
@@ -110,8 +161,23 @@ def run(options: Options, mpi: Mpi, mpirun: str) -> int:
     return conclude(code, quiet=not outcome.lines and not resume)
 
 
+def with_hosts_left(options: Options, signals: SignalPipe, discovery: Discovery | None) -> Options:
+    """Return the job on the hosts that answer: those that it was started on, or those that are found now."""
+    if discovery is not None:
+        found = discovery.wait_for(options.min_ranks, options.elastic_seconds, signals, say)
+        return options.on_found(answering(found, options.launch_agent))
+    return options.on(answering(options.hosts, options.launch_agent)) if options.hosts else options
+
+
 def run_once(
-    options: Options, mpi: Mpi, mpirun: str, signals: SignalPipe, *, resume: bool, snapshots: str | None
+    options: Options,
+    mpi: Mpi,
+    mpirun: str,
+    signals: SignalPipe,
+    discovery: Discovery | None,
+    *,
+    resume: bool,
+    snapshots: str | None,
 ) -> Outcome:
     """Run the job once.
 
@@ -120,6 +186,7 @@ def run_once(
         mpi: what mpirun can do.
         mpirun: its path.
         signals: this process's.
+        discovery: finds hosts; None: they stay what they are.
         resume: whether it ran before.
         snapshots: where each host keeps the job's state in memory; None: nowhere.
 
@@ -127,26 +194,49 @@ def run_once(
         How it ended.
     """
     remote = options.remote_hosts
-    cores, shell = count_cores(os.sched_getaffinity(0)), variables()
     switchboard = Switchboard(secrets.token_hex(16), addresses_towards(remote) if remote else None, signals)
-    guard = str(switchboard.address) if mpi.has_guards else None
     memory = MEMORY if Path(MEMORY).is_dir() else None
     with (
         contextlib.closing(switchboard),
         tempfile.TemporaryDirectory(prefix="elche-mpi-", dir=memory, ignore_cleanup_errors=True) as scratch,
     ):
-        env = job_variables(
-            options,
-            shell,
-            cores=cores,
-            guard=guard,
-            as_root=os.geteuid() == 0,
-            resume=resume,
-            snapshots=snapshots,
-            scratch=None if remote else scratch,
-        )
-        command = mpirun_command(options, mpi, mpirun=mpirun, cores=cores, exported=env)
-        return Supervisor(options, mpi, switchboard, signals, say).run(command, env)
+        drawn = {"ELCHE_GUARD": str(switchboard.address), "ELCHE_SNAPSHOTS": snapshots, "SCRATCH": scratch}
+        command, env = start_of(options, mpi, mpirun, resume=resume, drawn=drawn)
+        if options.verbose:
+            say(shlex.join(command))
+        if not mpi.has_guards and options.output is not None:
+            make_rank_folders(options.output, options.num_processes)
+        return Supervisor(options, mpi, switchboard, signals, say, discovery).run(command, env)
+
+
+def start_of(
+    options: Options, mpi: Mpi, mpirun: str, *, resume: bool, drawn: Mapping[str, str | None]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the job, and its environment.
+
+    Args:
+        options: what was asked for.
+        mpi: what mpirun can do.
+        mpirun: its path.
+        resume: whether it ran before.
+        drawn: what is drawn anew at each start: see `elche.mpi_launch.dry_run`.
+
+    Returns:
+        Both.
+    """
+    cores = count_cores(os.sched_getaffinity(0))
+    env = job_variables(
+        options,
+        mpi,
+        variables(),
+        cores=cores,
+        guard=drawn["ELCHE_GUARD"] if mpi.has_guards else None,
+        as_root=os.geteuid() == 0,
+        resume=resume,
+        snapshots=drawn["ELCHE_SNAPSHOTS"] if options.restarts else None,
+        scratch=None if options.remote_hosts else drawn["SCRATCH"],
+    )
+    return mpirun_command(options, mpi, mpirun=mpirun, cores=cores, exported=env), env
 
 
 def conclude(code: int, *, quiet: bool = False) -> int:

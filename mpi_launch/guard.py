@@ -26,6 +26,7 @@ from elche.mpi_launch.arguments import Parser, split
 from elche.mpi_launch.messages import Channel, LauncherAddress, Message, inheritable_text, parse_launcher, say
 from elche.mpi_launch.signals import SignalPipe, ends_with_parent
 from elche.mpi_launch.switchboard import keep_alive
+from elche.mpi_launch.tee import Tee, rank_folder
 
 SEAT = "elche.elastic.seat"
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,7 +38,12 @@ class Guard:
     """One rank, its line to here, and the line to the launcher."""
 
     def __init__(
-        self, process: int, command: Sequence[str], launcher: LauncherAddress | None, kill_seconds: float
+        self,
+        process: int,
+        command: Sequence[str],
+        launcher: LauncherAddress | None,
+        kill_seconds: float,
+        tee: Tee | None = None,
     ) -> None:
         """Start the rank.
 
@@ -46,12 +52,14 @@ class Guard:
             command: the words after python.
             launcher: where the launcher listens; None: nowhere.
             kill_seconds: how long a rank that was set aside may hang.
+            tee: copies what it prints; None: nobody does.
         """
         self._process = process
         self._kill_seconds = kill_seconds
         self._signals = SignalPipe((*PASSED_ON, signal.SIGCHLD))
         self._started = time.monotonic()
-        self._line, self._child = _start(command)
+        self._line, self._child = _start(command, tee)
+        self._tee = tee
         self._launcher_at = launcher
         self._launcher: Channel | None = None
         self._selector = selectors.DefaultSelector()
@@ -144,6 +152,8 @@ class Guard:
     def _say_goodbye(self, code: int) -> int:
         if code != 0:
             self._kill()  # workers that it has left behind
+        if self._tee is not None:
+            self._tee.finish()
         self._carry_up()
         if self._launcher_at is not None:
             self._call(self._launcher_at)
@@ -181,11 +191,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-m", dest="module", action="store_true")
     parser.add_argument("--seats", type=int, default=0, help="so many of the last processes sleep")
     parser.add_argument("--kill-seconds", type=float, default=60.0)
+    parser.add_argument("--output", help="directory of copies of what ranks print")
     try:
         own, script = split(parser, argv)
         options = parser.parse_args(own)
-        launcher_at = read_environment().guard
-        launcher = None if launcher_at is None else parse_launcher(launcher_at)
+        environment = read_environment()
+        launcher = None if environment.guard is None else parse_launcher(environment.guard)
     except ConfigError as error:
         say(str(error))
         return 2
@@ -196,22 +207,32 @@ def main(argv: Sequence[str]) -> int:
     command = ["-m", *script] if options.module else script
     if process >= size - options.seats:
         command = ["-m", SEAT, *command]
-    code = Guard(process, command, launcher, options.kill_seconds).watch()
+    tee = None
+    if options.output is not None:
+        tee = Tee(rank_folder(options.output, process, size), append=environment.resume)
+    code = Guard(process, command, launcher, options.kill_seconds, tee).watch()
     if code != 0:
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def _start(command: Sequence[str]) -> tuple[Channel, subprocess.Popen[bytes]]:
+def _start(command: Sequence[str], tee: Tee | None) -> tuple[Channel, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
+    env = {**variables(), "ELCHE_GUARD": inheritable_text(theirs)}
+    if tee is not None:
+        env.setdefault("PYTHONUNBUFFERED", "1")  # into a pipe Python would print when it ends, or never
     with theirs:
         child = subprocess.Popen(
             [sys.executable, *command],
-            env={**variables(), "ELCHE_GUARD": inheritable_text(theirs)},
+            env=env,
             pass_fds=[theirs.fileno()],
+            stdout=None if tee is None else tee.end_for_child(1),
+            stderr=None if tee is None else tee.end_for_child(2),
             preexec_fn=ends_with_parent(os.getpid()),  # noqa: PLW1509 - there are no threads here
         )
+    if tee is not None:
+        tee.start()
     return Channel(ours), child
 
 

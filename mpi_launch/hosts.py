@@ -42,14 +42,15 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     pairs = [
         item.strip().rpartition(":") if ":" in item else (item.strip(), "", "1") for item in text.split(",")
     ]
-    return _checked("--hosts", [(name, slots) for name, _, slots in pairs])
+    return checked_hosts("--hosts", [(name, slots) for name, _, slots in pairs])
 
 
-def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Return the hosts of a file of lines such as "h1 slots=2"; # begins a comment.
+def read_hostfile(path: str, option: str = "--hostfile") -> tuple[Host, ...]:
+    """Return the hosts of a file of lines such as "h1 slots=2" or "h1:2"; # begins a comment.
 
     Args:
         path: the file.
+        option: who names it.
 
     Returns:
         The hosts, in their order.
@@ -61,15 +62,46 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise ConfigError(
-            f"--hostfile must be a file that can be read, got {path!r}: {error.strerror}"
+            f"{option} must be a file that can be read, got {path!r}: {error.strerror}"
         ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{option} must be a file of text, got {path!r}") from None
     pairs = []
     for words in (line.partition("#")[0].split() for line in lines):
         if words:
+            name, colon, number = words[0].partition(":")
             slots = [word.partition("=")[2] for word in words[1:] if word.startswith("slots=")]
-            pairs.append((words[0], slots[0] if slots else "1"))
-    require(bool(pairs), "--hostfile", path, "a file that names a host")
-    return _checked("--hostfile", pairs)
+            pairs.append((name, slots[0] if slots else number if colon else "1"))
+    require(bool(pairs), option, path, "a file that names a host")
+    return checked_hosts(option, pairs)
+
+
+def checked_hosts(option: str, pairs: Sequence[tuple[str, str]]) -> tuple[Host, ...]:
+    """Return the hosts of these names and numbers of slots.
+
+    Args:
+        option: who names them.
+        pairs: name and slots, as they were written.
+
+    Returns:
+        The hosts, in their order.
+
+    Raises:
+        ConfigError: a name is none or twice, or a number is none or below 1.
+    """
+    hosts: dict[str, Host] = {}
+    for name, slots in pairs:
+        require(
+            re.fullmatch(r"\w[\w.\-]*", name) is not None,
+            option,
+            name,
+            "the name of a host, NAME or NAME:SLOTS",
+        )
+        holds = slots.isascii() and slots.isdigit() and int(slots) >= 1
+        require(holds, f"{option}: the slots of {name}", slots, "an integer of at least 1")
+        require(name not in hosts, option, name, "named once")
+        hosts[name] = Host(name, int(slots))
+    return tuple(hosts.values())
 
 
 def is_local(host: Host) -> bool:
@@ -83,6 +115,13 @@ def is_local(host: Host) -> bool:
     except OSError:
         return False
     return True
+
+
+def require_interfaces(option: str, names: Sequence[str]) -> None:
+    """Raise `ConfigError` if this machine lacks one of these network interfaces."""
+    have = [name for _, name in socket.if_nameindex()]
+    for name in names:
+        require(name in have, option, name, f"interfaces of this machine ({', '.join(have)})")
 
 
 def addresses_towards(hosts: Sequence[Host]) -> list[str]:
@@ -141,19 +180,3 @@ def _succeeds(probe: subprocess.Popen[bytes] | None, until: float) -> bool:
         probe.kill()
         probe.wait()
         return False
-
-
-def _checked(option: str, pairs: list[tuple[str, str]]) -> tuple[Host, ...]:
-    hosts: list[Host] = []
-    for name, slots in pairs:
-        require(
-            re.fullmatch(r"[\w.\-]+", name) is not None,
-            option,
-            name,
-            "the name of a host, NAME or NAME:SLOTS",
-        )
-        holds = slots.isascii() and slots.isdigit() and int(slots) >= 1
-        require(holds, f"{option}: the slots of {name}", slots, "an integer of at least 1")
-        require(name not in [host.name for host in hosts], option, name, "named once")
-        hosts.append(Host(name, int(slots)))
-    return tuple(hosts)

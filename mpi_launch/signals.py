@@ -9,7 +9,21 @@ import socket
 from collections.abc import Callable, Iterable
 
 GROW_ONE, GROW_QUEUED = signal.SIGUSR1, signal.SIGRTMIN  # signals of the second kind are never merged
+STOPS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 PR_SET_PDEATHSIG = 1
+
+
+class Stopped(Exception):  # noqa: N818 - nothing went wrong
+    """A signal asked this process to stop while nothing ran that could be told."""
+
+    def __init__(self, number: int) -> None:
+        """Note the signal.
+
+        Args:
+            number: the signal.
+        """
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
 
 
 class SignalPipe:

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from elche.errors import ConfigError
 from elche.mpi_launch.command import Mpi
+from elche.mpi_launch.discovery import Discovery, judge
+from elche.mpi_launch.messages import Message
 from elche.mpi_launch.options import Options
 from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, SignalPipe, ends_with_parent
 from elche.mpi_launch.switchboard import Switchboard
@@ -31,6 +34,7 @@ class Outcome:
         lines: who was lost, when, why and what it cost.
         started: whether any rank was.
         died_whole: whether the job ended though some rank could have gone on.
+        num_changes: losses and entries that the ranks told of.
     """
 
     code: int
@@ -38,6 +42,7 @@ class Outcome:
     lines: list[str]
     started: bool
     died_whole: bool
+    num_changes: int
 
 
 class Supervisor:
@@ -50,6 +55,7 @@ class Supervisor:
         switchboard: Switchboard,
         signals: SignalPipe,
         say: Callable[[str], None],
+        discovery: Discovery | None = None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -59,6 +65,7 @@ class Supervisor:
             switchboard: the guards' lines.
             signals: this process's.
             say: prints a line for the user.
+            discovery: finds hosts while the job runs; None: they stay what they are.
         """
         self._options = options
         self._mpi = mpi
@@ -73,6 +80,8 @@ class Supervisor:
         self._steps: list[tuple[float, Callable[[], None]]] = []  # ways to end the job that are still left
         self._is_ending = False
         self._num_grown = 0
+        self._discovery = discovery
+        self._told: set[str] = set()  # what is to be told once
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> Outcome:
         """Start the job and see it to its end.
@@ -89,6 +98,7 @@ class Supervisor:
         while self._mpirun.poll() is None:
             self._turn(LOOK_SECONDS)
             self._judge(time.monotonic())
+            self._discover(time.monotonic())
         self._hear_out()
         for process in self._record.started & self._record.living:  # guards that mpirun did not outlive
             self._record.note(process, {"event": "vanished"})
@@ -104,12 +114,62 @@ class Supervisor:
     def _turn(self, seconds: float) -> None:
         """Take in what is told within so many seconds, and the signals."""
         for sender, message in self._switchboard.listen(seconds):
+            num_changes = self._record.num_changes
             for process, order in self._record.note(sender, message):
                 self._switchboard.tell(process, order)
+            if self._options.verbose:
+                self._narrate(sender, message, has_changed=self._record.num_changes > num_changes)
             if message.get("event") == "started" and self._end is not None:
                 self._switchboard.tell(sender, {"stop": True, "exit_code": self._end.value})
         for number in self._signals.read():
             self._take_signal(number)
+
+    def _narrate(self, sender: int, message: Message, *, has_changed: bool) -> None:
+        """Tell of those that start, enter and are lost, for --verbose."""
+        event, about = message.get("event"), message.get("process", sender)
+        if event == "started":
+            self._say(f"process {sender} has started on {message.get('host')}, pid {message.get('pid')}")
+        elif event == "joined" and has_changed:
+            self._say(f"process {about} has entered in slot {message.get('slot')}")
+        elif event == "lost" and has_changed:
+            self._say(f"process {about} is lost: {message.get('cause')}")
+
+    def _discover(self, now: float) -> None:
+        """Grow into slots that have come, and tell of hosts that come and go."""
+        if self._discovery is None or self._end is not None or self._is_ending:
+            return
+        try:
+            found = self._discovery.poll(now)
+        except ConfigError as error:
+            self._tell_once(f"{error}; the hosts stay what they were")
+            return
+        everybody = set(range(self._options.num_processes))
+        if (
+            found is None or not everybody <= self._record.started
+        ):  # an order reaches only those who have called
+            return
+        options = self._options
+        change = judge(
+            options.hosts,
+            found,
+            gone=self._discovery.gone,
+            num_ranks=options.num_ranks + self._num_grown,
+            max_ranks=options.max_ranks,
+        )
+        self._discovery.forget(change.vanished)
+        for name in change.vanished:
+            self._say(
+                f"host {name} is not named any more: its ranks go on while it lives, it is not used again"
+            )
+        for name in change.new:
+            self._tell_once(f"host {name} is new: it is used if the job starts again")
+        while options.num_ranks + self._num_grown < change.ranks:
+            self._grow()
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line)
 
     def _take_signal(self, number: int) -> None:
         if number in (GROW_ONE, GROW_QUEUED):
@@ -144,6 +204,10 @@ class Supervisor:
         most, failures = self._options.most_losses, self._record.num_failures
         if most is not None and failures > most and self._end is None:
             why = f"{failures} of {self._options.num_ranks} ranks lost, --max-failures allows {most}"
+            self._stop(End.TOO_MANY_FAILURES, why)
+        limit, changes = self._options.reset_limit, self._record.num_changes
+        if limit is not None and changes > limit and self._end is None:
+            why = f"{changes} losses and entries, --reset-limit allows {limit}"
             self._stop(End.TOO_MANY_FAILURES, why)
         record, grace, kill = self._record, self._options.grace_seconds, self._options.kill_seconds
         for holds, patience, end, why in (
@@ -185,4 +249,5 @@ class Supervisor:
         if self._end is None and not (knows or self._is_ending or record.has_stopped):
             code = int(mpirun_code != 0)
         started = bool(record.started) or not self._mpi.has_guards or mpirun_code == 0
-        return Outcome(code, mpirun_code, record.lines(), started, self._end is None and record.died_whole)
+        died_whole = self._end is None and record.died_whole
+        return Outcome(code, mpirun_code, record.lines(), started, died_whole, record.num_changes)

@@ -85,6 +85,8 @@ class Record:
             int, int | None
         ] = {}  # how processes ended: minus the signal; None: the guard vanished
         self._losses: list[Loss] = []  # as survivors told them
+        self._inside = set(range(num_ranks))  # members that have not been lost since they came
+        self._num_entries = 0
         self._ending: set[int] = set()  # those that told that they end
         self._stop_codes: dict[int, int] = {}  # the exit codes of members that told that the job stops
         self._listening: set[int] = set()  # processes that have come through elche.init()
@@ -138,6 +140,11 @@ class Record:
     def num_failures(self) -> int:
         """Losses so far, and members whose end nobody has told yet."""
         return sum(loss.cause in COUNTED for loss in self._losses) + len(self._untold())
+
+    @property
+    def num_changes(self) -> int:
+        """Losses and entries so far, as the ranks told them."""
+        return len(self._losses) + self._num_entries
 
     @property
     def is_over(self) -> bool:
@@ -219,12 +226,16 @@ class Record:
         ):
             return []  # another survivor has told it
         self._losses.append(loss)
+        self._inside.discard(process)
         if loss.cause != "silent":
             return []
         self._aside.add(process)
         return [(process, {"set_aside": True})]
 
     def _note_joined(self, process: int) -> list[tuple[int, Message]]:
+        if process not in self._inside:  # every member tells of it
+            self._inside.add(process)
+            self._num_entries += 1
         self._members.add(process)
         self._aside.discard(process)
         for loss in self._losses:

@@ -135,7 +135,7 @@ def test_one_that_is_busy_after_the_end_is_waited_for(start):
 def test_a_hung_mpirun_is_ended(start, hanging_mpirun):
     job = start(RUN, "-np", "2", "--mpirun", hanging_mpirun, "--grace-seconds", "0.5", words=[["exit", 0]])
     code, err = job.end()
-    assert f"{hanging_mpirun} is Open MPI without ULFM: a lost rank ends the job" in err
+    assert f"{hanging_mpirun} is Open MPI 4, without ULFM: a lost rank ends the job" in err
     assert "elche-run: 0.5 s after the end: killing mpirun\n" in err
     assert code == 0
 
@@ -215,7 +215,10 @@ def test_mpis_own_files_are_in_a_directory_of_the_jobs_own_which_goes_with_it(ul
 
 def test_wrong_settings_are_refused_before_anything_starts(start):
     code, err = start(RUN, "-np", "0", words=[]).end()
-    assert (code, err) == (2, "elche-run: argument -np/-n/--np: must be an integer of at least 1, got '0'\n")
+    assert (code, err) == (
+        2,
+        "elche-run: argument -np/-n/--np/--num-proc: must be an integer of at least 1, got '0'\n",
+    )
     job = start(RUN, "-np", "1", words=[], env={"ELCHE_MIN_RANKS": "0"})
     code, err = job.end()
     assert (code, err) == (2, "elche-run: ELCHE_MIN_RANKS must be an integer of at least 1, got '0'\n")

@@ -132,11 +132,11 @@ def test_on_fewer_hosts_ranks_go_before_spares() -> None:
     ("words", "said"),
     [
         ("", "-np must be given: how many ranks to start, got ''"),
-        ("-np 0", "argument -np/-n/--np: must be an integer of at least 1, got '0'"),
-        ("-np four", "argument -np/-n/--np: must be an integer of at least 1, got 'four'"),
+        ("-np 0", "argument -np/-n/--np/--num-proc: must be an integer of at least 1, got '0'"),
+        ("-np four", "argument -np/-n/--np/--num-proc: must be an integer of at least 1, got 'four'"),
         ("-np 2 --spares -1", "argument --spares: must be an integer of at least 0, got '-1'"),
         ("-np 2 --respawn -1", "argument --respawn: must be an integer of at least 0, got '-1'"),
-        ("-np 2 --min-np 0", "argument --min-np: must be an integer of at least 1, got '0'"),
+        ("-np 2 --min-np 0", "argument --min-np/--min-num-proc: must be an integer of at least 1, got '0'"),
         ("-np 2 --min-np 3", "--min-np must be at most -np (2), got 3"),
         ("-np 2 --max-np 1", "--max-np must be at least -np (2), got 1"),
         (
@@ -157,7 +157,7 @@ def test_on_fewer_hosts_ranks_go_before_spares() -> None:
         ('-np 2 --mpirun-args="', "--mpirun-args must be words as a shell takes them, got '\"'"),
         ("-np 2 --launch-agent=", "--launch-agent must be a command, got ''"),
         ("-np 2 --spare 1", "unrecognized arguments: --spare"),
-        ("-np", "argument -np/-n/--np: expected one argument"),
+        ("-np", "argument -np/-n/--np/--num-proc: expected one argument"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_bound(words: str, said: str) -> None:
