@@ -38,6 +38,8 @@ class Environment:
         fault_tolerant: whether Open MPI was started so that the job outlives a lost process.
         under_mpi: whether an MPI launcher started this process.
         under_torchrun: whether torchrun started it, beside others, and no MPI launcher.
+        under_srun: whether Slurm's srun started it, beside others, and told it of no MPI.
+        num_started: how many processes its launcher says to have started; None: it does not say.
     """
 
     log: str | None = None
@@ -56,6 +58,8 @@ class Environment:
     fault_tolerant: bool = False
     under_mpi: bool = False
     under_torchrun: bool = False
+    under_srun: bool = False
+    num_started: int | None = None
 
 
 KNOWN = (
@@ -84,6 +88,8 @@ LAUNCHERS = (
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_SIZE",
 )
+# How many processes they have started, they say; srun comes last, for mpirun may run inside a step.
+SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"  # what `mpirun --with-ft ulfm` tells its processes
 
 
@@ -107,6 +113,7 @@ def parse_environment(environ: Mapping[str, str]) -> Environment:
     resume = environ.get("ELCHE_RESUME", "")
     require(resume in SWITCH, "ELCHE_RESUME", resume, "0 or 1")
     under_mpi = any(name in environ for name in LAUNCHERS)
+    num_started = _num_started(environ)
     return Environment(
         log=environ.get("ELCHE_LOG") or None,
         backend=backend,
@@ -124,6 +131,8 @@ def parse_environment(environ: Mapping[str, str]) -> Environment:
         fault_tolerant=environ.get(FAULT_TOLERANT, "").lower() in ("1", "true", "yes"),
         under_mpi=under_mpi,
         under_torchrun=not under_mpi and environ.get("WORLD_SIZE", "1") != "1" and "LOCAL_RANK" in environ,
+        under_srun=not under_mpi and (num_started or 1) > 1,
+        num_started=num_started,
     )
 
 
@@ -140,6 +149,16 @@ def require_failures(name: str, text: str | None) -> str | None:
     holds = number.isascii() and number.isdigit() and (not is_share or int(number) <= 100)
     require(text is None or holds, name, text, "an integer of at least 0, or a percentage from 0% to 100%")
     return text
+
+
+def _num_started(environ: Mapping[str, str]) -> int | None:
+    """What the launcher says; srun's word counts in a step of its own, not in the shell around it."""
+    in_step = "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ
+    for name in SIZES:
+        text = environ.get(name, "")
+        if text.isascii() and text.isdigit() and (in_step or not name.startswith("SLURM_")):
+            return int(text)
+    return None
 
 
 def _count(environ: Mapping[str, str], name: str, least: int) -> int | None:

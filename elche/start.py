@@ -25,6 +25,10 @@ from elche.process import STOPS, Ending
 from elche.world import World, here, install, take_down
 
 FAILURES = ("error", "stalled")  # reasons of a rank that can say no farewell
+BY_SRUN = (
+    "srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH and Intel MPI (srun --mpi=list tells what there "
+    "is), or elche-run SCRIPT without srun"
+)
 
 
 def init(comm: Comm | Rendezvous | None = None) -> None:
@@ -108,6 +112,11 @@ def _backend(environment: Environment) -> str:
         raise ConfigError(
             "started by torchrun, each process would train alone: start with mpirun -np N python SCRIPT"
         )
+    if environment.under_srun and environment.backend == "auto":
+        raise ConfigError(
+            f"srun has started {environment.num_started} tasks and told them of no MPI, so each would train "
+            f"alone: start with {BY_SRUN}; where each shall train alone, set ELCHE_BACKEND=memory"
+        )
     if environment.backend == "auto":
         return "mpi" if environment.under_mpi else "memory"
     if environment.backend == "memory" and environment.under_mpi:
@@ -124,10 +133,24 @@ def _connect(backend: str, environment: Environment) -> World:
     if environment.fault_tolerant:
         from elche.comm import mpi_rendezvous
 
-        return _elastic_world(mpi_rendezvous.rendezvous(), backend, environment)
+        rendezvous = mpi_rendezvous.rendezvous()
+        _require_all(rendezvous.num_processes, environment)
+        return _elastic_world(rendezvous, backend, environment)
     from elche.comm import mpi
 
-    return _make_world(mpi.world(), backend, environment)
+    comm = mpi.world()
+    _require_all(comm.size, environment)
+    return _make_world(comm, backend, environment)
+
+
+def _require_all(num_known: int, environment: Environment) -> None:
+    """Refuse a world of one where the launcher has started more: it does not belong to this MPI."""
+    started = environment.num_started or 1
+    if num_known == 1 and started > 1:
+        raise ConfigError(
+            f"{started} processes were started, but MPI knows of 1, so each would train alone: start with the "
+            f"mpirun of the MPI that mpi4py uses, as elche-run does; in Slurm with {BY_SRUN}"
+        )
 
 
 def _thread_world_of(comm: Comm | Rendezvous, environment: Environment) -> World:

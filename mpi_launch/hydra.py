@@ -34,7 +34,7 @@ def hydra_command(
         words += ["-genvlist", ",".join(names)]
     if options.interfaces:
         words += ["-iface", options.interfaces[0]]
-    words += _prefix(options, intel)
+    words += _prefix(options)
     if options.output is not None:
         folder = Path(options.output).absolute() / "rank.%r"
         words += ["-outfile-pattern", f"{folder}/stdout", "-errfile-pattern", f"{folder}/stderr"]
@@ -88,7 +88,7 @@ def refuse_what_hydra_lacks(options: Options) -> None:
     require(len(options.interfaces) <= 1, "--network-interfaces", names, "one name: Hydra takes no more")
 
 
-def _prefix(options: Options, intel: bool) -> list[str]:
-    if not options.prefix_timestamp:
-        return ["-prepend-rank"] if options.prefix_output else []
-    return ["-prepend-timestamp", "-prepend-rank"] if intel else ["-prepend-pattern", "[%t][%r] "]
+def _prefix(options: Options) -> list[str]:
+    if options.prefix_timestamp:
+        return ["-prepend-pattern", "[%t][%r] "]
+    return ["-prepend-rank"] if options.prefix_output else []

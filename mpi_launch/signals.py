@@ -54,6 +54,12 @@ class SignalPipe:
         except BlockingIOError:
             return []
 
+    def close(self) -> None:
+        """Be told of no more signals."""
+        signal.set_wakeup_fd(-1)
+        self._read.close()
+        self._write.close()
+
 
 def ends_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:
     """Return what a child calls first: it gets a process group of its own, and `number` when `parent` ends.

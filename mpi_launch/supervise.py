@@ -158,9 +158,7 @@ class Supervisor:
         )
         self._discovery.forget(change.vanished)
         for name in change.vanished:
-            self._say(
-                f"host {name} is not named any more: its ranks go on while it lives, it is not used again"
-            )
+            self._say(f"host {name} is not named any more: its ranks go on, it is not used again")
         for name in change.new:
             self._tell_once(f"host {name} is new: it is used if the job starts again")
         while options.num_ranks + self._num_grown < change.ranks:
@@ -207,7 +205,7 @@ class Supervisor:
             self._stop(End.TOO_MANY_FAILURES, why)
         limit, changes = self._options.reset_limit, self._record.num_changes
         if limit is not None and changes > limit and self._end is None:
-            why = f"{changes} losses and entries, --reset-limit allows {limit}"
+            why = f"losses and entries: {changes}, --reset-limit allows {limit}"
             self._stop(End.TOO_MANY_FAILURES, why)
         record, grace, kill = self._record, self._options.grace_seconds, self._options.kill_seconds
         for holds, patience, end, why in (

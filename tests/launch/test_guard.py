@@ -190,3 +190,10 @@ def test_a_wrong_address_is_refused(start):
     code, err = start(GUARD, words=[], env={"ELCHE_GUARD": "there"}).end()
     assert code == 2
     assert err == "elche-run: ELCHE_GUARD is set by elche-run, never by hand; got 'there'\n"
+
+
+def test_what_the_rank_prints_is_copied_and_goes_on(start, tmp_path):
+    code, err = start(GUARD, "--output", str(tmp_path / "out"), words=[["raise"]]).end()
+    assert code == -signal.SIGKILL
+    assert err.endswith("ValueError: told to\n")
+    assert (tmp_path / "out" / "rank.0" / "stderr").read_text() == err

@@ -33,7 +33,7 @@ SENT = ["-genvlist", "A,PATH"]
         (
             {"prefix_output": True, "prefix_timestamp": True},
             ["-prepend-pattern", "[%t][%r] ", *ENDS],
-            ["-prepend-timestamp", "-prepend-rank", *ENDS],
+            ["-prepend-pattern", "[%t][%r] ", *ENDS],
         ),
         (
             {"output": "/o", "mpirun_args": ("-v",)},

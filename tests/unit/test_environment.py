@@ -27,6 +27,8 @@ SILENT_SHELL = {
     "fault_tolerant": False,
     "under_mpi": False,
     "under_torchrun": False,
+    "under_srun": False,
+    "num_started": None,
 }
 LOUD_SHELL = {
     "ELCHE_LOG": "run-{rank}.jsonl",
@@ -132,3 +134,26 @@ def test_a_wrong_variable_is_named_with_its_bound(name: str, value: str, bound: 
     with pytest.raises(ConfigError) as caught:
         read_environment({name: value})
     assert str(caught.value) == f"{name} must be {bound}, got {value!r}"
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("shell", "num_started", "under_mpi", "under_srun"),
+    [
+        (STEP, 4, False, True),
+        ({**STEP, "PMIX_RANK": "3"}, 4, True, False),
+        ({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, 4, True, False),
+        ({**STEP, "OMPI_COMM_WORLD_SIZE": "2"}, 2, True, False),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, 1, False, False),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None, False, False),  # the batch script itself
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, None, False, False),
+        ({"PMI_SIZE": "many"}, None, True, False),
+    ],
+)
+def test_srun_is_known_and_what_a_launcher_has_started(
+    shell: dict[str, str], num_started: int | None, under_mpi: bool, under_srun: bool
+) -> None:
+    found = read_environment(shell)
+    assert (found.num_started, found.under_mpi, found.under_srun) == (num_started, under_mpi, under_srun)
