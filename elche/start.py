@@ -148,8 +148,8 @@ def _require_all(num_known: int, environment: Environment) -> None:
     started = environment.num_started or 1
     if num_known == 1 and started > 1:
         raise ConfigError(
-            f"{started} processes were started, but MPI knows of 1, so each would train alone: start with the "
-            f"mpirun of the MPI that mpi4py uses, as elche-run does; in Slurm with {BY_SRUN}"
+            f"{started} processes were started, but MPI knows of 1, so each would train alone: start with "
+            f"the mpirun of the MPI that mpi4py uses, as elche-run does; in Slurm with {BY_SRUN}"
         )
 
 

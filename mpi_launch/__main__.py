@@ -94,8 +94,10 @@ def start(argv: Sequence[str]) -> int:
     mpi = ask_mpi(mpirun)
     refuse_what_needs_ulfm(options, mpi, mpirun)
     refuse_what_mpi_lacks(options, mpi, mpirun)
+    if not mpi.has_guards:
+        options = replace(options, restarts=0)  # nobody would tell a rank's fault from a host's
     if mpi is not Mpi.ULFM:
-        say(f"{mpirun} is {mpi.value}: a lost rank ends the job")
+        say(f"{mpirun} is {mpi.value}: a lost rank ends the job{'' if mpi.has_guards else ' for good'}")
     if options.hosts_from:
         say(f"hosts of {options.hosts_from}: {','.join(map(str, options.hosts))}")
     signals = SignalPipe(CAUGHT)
