@@ -1,4 +1,4 @@
-"""Lets these tests `import cluster_rig`, and ends what they have started."""
+"""Lets these tests import their rigs, and ends what they have started."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hosts_rig
 import pytest
 from cluster_rig import Job
+from hosts_rig import Hosts
 
 
 @pytest.fixture
@@ -34,3 +36,19 @@ def launch(tmp_path: Path, ulfm: None) -> Iterator[Callable[..., Job]]:
     yield begin
     for job in jobs:
         job.kill()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[[int], Hosts]]:
+    """`hosts(n)`: n hosts on this machine."""
+    if reason := hosts_rig.why_not():
+        pytest.skip(reason)
+    made: list[Hosts] = []
+
+    def make(num_hosts: int) -> Hosts:
+        made.append(Hosts(tmp_path, num_hosts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

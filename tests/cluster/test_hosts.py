@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import hosts_rig
 import pytest
 from cluster_rig import Job
-from hosts_rig import Hosts
+from hosts_rig import Hosts, name_of
 from waiting import until
 
 OFTEN = {"ELCHE_SNAPSHOT_SECONDS": "0.1"}
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Callable[[int], Hosts]]:
-    """`hosts(n)`: n hosts on this machine."""
-    if reason := hosts_rig.why_not():
-        pytest.skip(reason)
-    made: list[Hosts] = []
-
-    def make(num_hosts: int) -> Hosts:
-        made.append(Hosts(tmp_path, num_hosts))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 @pytest.fixture
@@ -93,7 +76,7 @@ def test_a_link_cut(on_hosts, num_hosts):
     assert job.launcher.wait(90.0) == 0
     assert [(entry["process"], entry["cause"]) for entry in job.log("lost")] == [(num_hosts - 1, "silent")]
     job.assert_lawful()
-    until(lambda: not any(hosts_rig.name_of(pid).startswith("python") for pid in net.processes(lost)), 60.0)
+    until(lambda: not any(name_of(pid).startswith("python") for pid in net.processes(lost)), 60.0)
 
 
 @pytest.mark.parametrize(
