@@ -36,7 +36,7 @@ from elche.mpi_launch.options import Options, parse_options
 from elche.mpi_launch.signals import GROW_ONE, GROW_QUEUED, STOPS, SignalPipe, Stopped
 from elche.mpi_launch.supervise import Outcome, Supervisor
 from elche.mpi_launch.switchboard import Switchboard
-from elche.mpi_launch.tee import make_rank_folders
+from elche.mpi_launch.tee import make_folders
 from elche.mpi_launch.verdict import FAILED, FINISHED, HUNG_UP, INTERRUPTED, LOSSES, STALLED, TERMINATED
 
 MEMORY, HERE = "/dev/shm", (Host("localhost", 1),)
@@ -206,8 +206,8 @@ def run_once(
         command, env = start_of(options, mpi, mpirun, resume=resume, drawn=drawn)
         if options.verbose:
             say(shlex.join(command))
-        if not mpi.has_guards and options.output is not None:
-            make_rank_folders(options.output, options.num_processes)
+        if options.output is not None:
+            make_folders(options.output, 0 if mpi.has_guards else options.num_processes)
         return Supervisor(options, mpi, switchboard, signals, say, discovery).run(command, env)
 
 

@@ -26,9 +26,10 @@ def check_build(argv: Sequence[str]) -> str | None:
         ConfigError: an option is unknown or refused.
     """
     parser = build_parser()
-    asked = parser.parse_args(split(parser, argv)[0])
-    if not asked.check_build:
+    own, _ = split(parser, argv)
+    if not {"-cb", "--check-build"}.intersection(own):
         return None
+    asked = parser.parse_args(own)
     try:
         mpirun = find_mpirun(asked.mpirun)
     except ConfigError as error:

@@ -179,14 +179,16 @@ def job_variables(
         job |= AS_ROOT
     if scratch is not None:
         job = {**dict.fromkeys(SCRATCH, scratch), **job}
-    if is_crowded(options, cores) and not options.hosts:
+    if is_crowded(options, cores) and not options.remote_hosts:
         job.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.num_ranks)))
     return job
 
 
 def is_crowded(options: Options, cores: int) -> bool:
-    """Return whether there are more processes than slots, or than cores of this machine."""
-    return options.num_processes > (options.num_slots or cores)
+    """Return whether there are more processes than slots, or more on this machine than it has cores."""
+    elsewhere = sum(host.slots for host in options.remote_hosts)
+    here = options.num_processes - elsewhere
+    return here > cores or (bool(options.hosts) and options.num_processes > options.num_slots)
 
 
 def refuse_what_needs_ulfm(options: Options, mpi: Mpi, mpirun: str) -> None:

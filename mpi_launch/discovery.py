@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ EVERY_SECONDS = 1.0
 CALL_SECONDS = 20.0  # a call that takes longer is killed, and counts as failed
 NAP_SECONDS = 0.05
 OPTION = "--host-discovery-script"
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1_000_000
 
 
 def parse_discovered(text: str, slots_per_host: int) -> tuple[Host, ...]:
@@ -110,7 +109,7 @@ class Discovery:
         self._slots_per_host = slots_per_host
         self._call_seconds = call_seconds
         self._call: subprocess.Popen[bytes] | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._printed = b""
         self._began = -EVERY_SECONDS
         self.gone: frozenset[str] = frozenset()  # hosts that have vanished: they are not used again
 
@@ -131,17 +130,16 @@ class Discovery:
                 self._begin(now)
             return None
         code = self._call.poll()
-        if code is None and now - self._began <= self._call_seconds:
+        self._read(self._call)
+        too_much = len(self._printed) > MOST_BYTES
+        if code is None and not too_much and now - self._began <= self._call_seconds:
             return None
         self._kill()
-        self._call = None
+        require(not too_much, OPTION, self._script, f"a program that prints at most {MOST_BYTES} bytes")
         require(code is not None, OPTION, self._script, f"done within {self._call_seconds:g} s")
         require(code == 0, OPTION, self._script, f"a program that ends with 0, not with {code}")
-        self._output.seek(0)
-        text = self._output.read(MOST_BYTES).decode(errors="replace")
-        return tuple(
-            host for host in parse_discovered(text, self._slots_per_host) if host.name not in self.gone
-        )
+        hosts = parse_discovered(self._printed.decode(errors="replace"), self._slots_per_host)
+        return tuple(host for host in hosts if host.name not in self.gone)
 
     def wait_for(
         self, num_slots: int, seconds: float, signals: SignalPipe, say: Callable[[str], None]
@@ -190,17 +188,14 @@ class Discovery:
     def close(self) -> None:
         """End a call that is under way."""
         self._kill()
-        self._output.close()
 
     def _begin(self, now: float) -> None:
-        self._began = now
-        self._output.seek(0)
-        self._output.truncate()
+        self._began, self._printed = now, b""
         try:
             self._call = subprocess.Popen(
                 [self._script],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=subprocess.PIPE,
                 preexec_fn=ends_with_parent(os.getpid()),  # noqa: PLW1509 - there are no threads here
             )
         except OSError as error:
@@ -208,9 +203,16 @@ class Discovery:
                 f"{OPTION} must be a program that can be run, got {self._script!r}: {error.strerror}"
             ) from None
 
+    def _read(self, call: subprocess.Popen[bytes]) -> None:
+        """Take what has been printed so far, and a little more than may be."""
+        assert call.stdout is not None
+        os.set_blocking(call.stdout.fileno(), False)
+        while len(self._printed) <= MOST_BYTES and (piece := call.stdout.read(MOST_BYTES)):
+            self._printed += piece
+
     def _kill(self) -> None:
         """End the call and what it has left behind."""
         if self._call is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._call.pid, signal.SIGKILL)
-            self._call.wait()
+            with self._call as call, contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(call.pid, signal.SIGKILL)
+            self._call = None

@@ -70,4 +70,4 @@ def refuse_foreign(own: Sequence[str]) -> None:
     """
     for name in (word.partition("=")[0] for word in own):
         if name in WHY:
-            raise ConfigError(f"{name} is horovodrun's, and not built here: {WHY[name]}")
+            raise ConfigError(f"{name} is an option of horovodrun, not of elche-run: {WHY[name]}")

@@ -209,7 +209,10 @@ def main(argv: Sequence[str]) -> int:
         command = ["-m", SEAT, *command]
     tee = None
     if options.output is not None:
-        tee = Tee(rank_folder(options.output, process, size), append=environment.resume)
+        try:
+            tee = Tee(rank_folder(options.output, process, size), append=environment.resume)
+        except OSError as error:
+            say(f"what process {process} prints is not copied: {error}")
     code = Guard(process, command, launcher, options.kill_seconds, tee).watch()
     if code != 0:
         sys.stderr.flush()

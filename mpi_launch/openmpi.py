@@ -26,7 +26,11 @@ def openmpi_words(
     if options.hosts:
         words += ["--host", ",".join(map(str, options.hosts))]
     if crowded:
-        words += ["--oversubscribe", "--bind-to", "none"]
+        words += ["--oversubscribe"]
+    if (
+        crowded or options.remote_hosts
+    ):  # whose cores nobody has counted: more ranks than these would not start
+        words += ["--bind-to", "none"]
     if options.remote_hosts:
         words += _daemon("plm_ssh_agent", "plm_rsh_agent", options.launch_agent, release)
         if options.full_names:

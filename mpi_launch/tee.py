@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from elche.errors import ConfigError
+
 DRAIN_SECONDS = 1.0  # a worker that outlives its rank may hold the pipe open
 PIECE_BYTES = 65536
 
@@ -63,10 +65,23 @@ def rank_folder(folder: str, rank: int, num_ranks: int) -> Path:
     return Path(folder) / f"rank.{rank:0{len(str(num_ranks - 1))}d}"
 
 
-def make_rank_folders(folder: str, num_ranks: int) -> None:
-    """Make the directories that Hydra expects to be there; it does not pad its numbers."""
-    for rank in range(num_ranks):
-        (Path(folder) / f"rank.{rank}").mkdir(parents=True, exist_ok=True)
+def make_folders(folder: str, num_for_hydra: int) -> None:
+    """Make the directory for copies, and those of ranks that Hydra expects to be there.
+
+    Args:
+        folder: DIR.
+        num_for_hydra: how many ranks' directories; their numbers are not padded.
+
+    Raises:
+        ConfigError: they cannot be made.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for rank in range(num_for_hydra):
+            (Path(folder) / f"rank.{rank}").mkdir(exist_ok=True)
+    except OSError as error:
+        why = f"a directory that can be made ({error.strerror})"
+        raise ConfigError(f"--output-filename must be {why}, got {folder!r}") from None
 
 
 def _write_all(fd: int, piece: bytes) -> None:

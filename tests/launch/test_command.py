@@ -35,7 +35,8 @@ def command(mpi: Mpi = Mpi.ULFM, cores: int = 2, **asked: Any) -> list[str]:
     return mpirun_command(options, mpi, mpirun="/mpirun", cores=cores, exported=exported)
 
 
-FT, CROWDED = ["--with-ft", "ulfm"], ["--oversubscribe", "--bind-to", "none"]
+FT, FREE = ["--with-ft", "ulfm"], ["--bind-to", "none"]
+CROWDED = ["--oversubscribe", *FREE]
 SENT = ["-x", "ELCHE_GUARD", "-x", "PATH"]
 REMOTE = ["--prtemca", "plm_ssh_agent", "ssh -x", *SENT]
 SCRIPT = ["train.py", "--lr", "1"]
@@ -60,18 +61,22 @@ TRAIN = ["--kill-seconds", "60", *SCRIPT]
         ({"mpi": Mpi.MPICH, "num_ranks": 4}, ["-n", "4", PYTHON, *SCRIPT]),
         ({"hosts": (HERE,)}, [*FT, "--host", "localhost:4", "-np", "2", *GUARD, "0", *TRAIN]),
         (
+            {"hosts": (HERE,), "num_ranks": 4},
+            [*FT, "--host", "localhost:4", *CROWDED, "-np", "4", *GUARD, "0", *TRAIN],
+        ),
+        (
             {"hosts": (HERE, THERE), "num_ranks": 7, "launch_agent": "ssh -x"},
             [*FT, "--host", "localhost:4,203.0.113.7:2", *CROWDED, *REMOTE, "-np", "7", *GUARD, "0", *TRAIN],
         ),
         (
             {"hosts": (HERE, THERE), "full_names": True, "interfaces": ("eth0", "ib0")},
-            [*FT, "--host", "localhost:4,203.0.113.7:2", "--prtemca", "plm_ssh_agent", "ssh", "--prtemca",
-             "prte_keep_fqdn_hostnames", "1", *SENT, "--mca", "btl_tcp_if_include", "eth0,ib0", "--prtemca",
-             "prte_if_include", "eth0,ib0", "-np", "2", *GUARD, "0", *TRAIN],
+            [*FT, "--host", "localhost:4,203.0.113.7:2", *FREE, "--prtemca", "plm_ssh_agent", "ssh",
+             "--prtemca", "prte_keep_fqdn_hostnames", "1", *SENT, "--mca", "btl_tcp_if_include", "eth0,ib0",
+             "--prtemca", "prte_if_include", "eth0,ib0", "-np", "2", *GUARD, "0", *TRAIN],
         ),
         (
             {"mpi": Mpi.OPEN_MPI_4, "hosts": (HERE, THERE), "full_names": True, "interfaces": ("eth0",)},
-            ["--host", "localhost:4,203.0.113.7:2", "--mca", "plm_rsh_agent", "ssh", "--mca",
+            ["--host", "localhost:4,203.0.113.7:2", *FREE, "--mca", "plm_rsh_agent", "ssh", "--mca",
              "orte_keep_fqdn_hostnames", "1", *SENT, "--mca", "btl_tcp_if_include", "eth0", "--mca",
              "oob_tcp_if_include", "eth0", "-np", "2", *GUARD, "0", *TRAIN],
         ),
@@ -95,7 +100,7 @@ TRAIN = ["--kill-seconds", "60", *SCRIPT]
         ({"variables": (("OMPI_X", "1"),)}, [*FT, "-np", "2", *GUARD, "0", *TRAIN]),
         (
             {"hosts": (HERE, THERE), "variables": (("OMPI_X", "1"), ("NEW", "2"))},
-            [*FT, "--host", "localhost:4,203.0.113.7:2", "--prtemca", "plm_ssh_agent", "ssh", "-x",
+            [*FT, "--host", "localhost:4,203.0.113.7:2", *FREE, "--prtemca", "plm_ssh_agent", "ssh", "-x",
              "ELCHE_GUARD", "-x", "NEW", "-x", "OMPI_X", "-x", "PATH", "-np", "2", *GUARD, "0", *TRAIN],
         ),
     ],

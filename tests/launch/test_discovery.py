@@ -127,6 +127,17 @@ def test_a_call_that_takes_too_long_is_killed_with_what_it_has_started(discover,
     until(lambda: not is_alive(pid))
 
 
+def test_a_call_that_prints_for_ever_is_ended(discover, signals) -> None:
+    said = "must be a program that prints at most 1000000 bytes"
+    with pytest.raises(ConfigError, match=said):
+        discover("exec yes").wait_for(1, 60.0, signals, str)
+
+
+def test_much_output_is_read_whole(discover) -> None:
+    discovery = discover("i=0; while [ $i -lt 4000 ]; do i=$((i+1)); echo host-with-a-long-name-$i:1; done")
+    assert len(until(lambda: discovery.poll(1.0 if discovery._call else 0.0))) == 4000
+
+
 @pytest.mark.parametrize(
     ("body", "said"), [("exit 3", "a program that ends with 0, not with 3"), ("echo a:0", "the slots of a")]
 )

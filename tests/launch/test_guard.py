@@ -192,6 +192,14 @@ def test_a_wrong_address_is_refused(start):
     assert err == "elche-run: ELCHE_GUARD is set by elche-run, never by hand; got 'there'\n"
 
 
+def test_copies_that_cannot_be_made_are_no_reason_to_end(start):
+    code, err = start(GUARD, "--output", "/proc/none", words=[["note", "ran"]]).end()
+    assert code == 0
+    assert err.startswith(
+        "elche-run: what process 0 prints is not copied: [Errno 2] No such file or directory"
+    )
+
+
 def test_what_the_rank_prints_is_copied_and_goes_on(start, tmp_path):
     code, err = start(GUARD, "--output", str(tmp_path / "out"), words=[["raise"]]).end()
     assert code == -signal.SIGKILL

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from elche.mpi_launch.tee import make_rank_folders, rank_folder
+from elche.errors import ConfigError
+from elche.mpi_launch.tee import make_folders, rank_folder
 
 TEE = """
 import subprocess, sys
 from pathlib import Path
+from elche.errors import ConfigError
 from elche.mpi_launch.tee import Tee
 tee = Tee(Path(sys.argv[1]), append=sys.argv[2] == "again")
 child = subprocess.Popen(sys.argv[3:], stdout=tee.end_for_child(1), stderr=tee.end_for_child(2))
@@ -59,5 +61,14 @@ def test_names_sort(rank: int, num_ranks: int, name: str) -> None:
 
 
 def test_hydras_directories_are_made(tmp_path: Path) -> None:
-    make_rank_folders(str(tmp_path / "out"), 11)
+    make_folders(str(tmp_path / "out"), 11)
     assert (tmp_path / "out" / "rank.10").is_dir()
+
+
+def test_a_directory_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_folders("/proc/none", 0)
+    said = (
+        "--output-filename must be a directory that can be made (No such file or directory), got '/proc/none'"
+    )
+    assert str(caught.value) == said

@@ -141,7 +141,7 @@ def test_a_wrong_value_is_refused_at_once(words, said) -> None:
 @pytest.mark.parametrize("name", sorted(WHY))
 def test_what_is_horovodruns_alone_is_refused_with_its_reason(name: str) -> None:
     for words in ([name, SCRIPT], [name, "5", SCRIPT], [f"{name}=5", SCRIPT]):
-        assert refusal(*words) == f"{name} is horovodrun's, and not built here: {WHY[name]}"
+        assert refusal(*words) == f"{name} is an option of horovodrun, not of elche-run: {WHY[name]}"
 
 
 def test_the_script_may_have_such_an_option() -> None:
