@@ -6,7 +6,7 @@ Pure functions of the variables that they set.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elche.errors import ConfigError, require
@@ -20,6 +20,17 @@ HOSTFILES = (
     "HYDRA_HOST_FILE",
 )
 MOST_HOSTS = 65_536
+# What makes mpirun look past Slurm: Open MPI 5, Open MPI 4, MPICH, Intel MPI.
+PAST_SLURM = {
+    "PRTE_MCA_ras": "^slurm",
+    "PRTE_MCA_plm": "^slurm",
+    "OMPI_MCA_ras": "^slurm",
+    "OMPI_MCA_plm": "^slurm",
+    "HYDRA_RMK": "user",
+    "HYDRA_LAUNCHER": "ssh",
+    "I_MPI_HYDRA_RMK": "user",
+    "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +82,30 @@ def find_allocation(shell: Mapping[str, str]) -> Allocation | None:
         hosts=hosts,
         num_ranks=_count("SLURM_NTASKS", tasks) if tasks else None,
     )
+
+
+def past_slurm(hosts: Sequence[Host], shell: Mapping[str, str], this_host: str) -> dict[str, str]:
+    """Return the variables by which mpirun goes to hosts that Slurm has not given to this job.
+
+    Within a job every mpirun asks Slurm for its nodes, and refuses others, or looks for srun to reach them.
+
+    Args:
+        hosts: those of the job.
+        shell: the variables.
+        this_host: what Slurm may call this machine.
+
+    Returns:
+        Names and values; none where there is no Slurm, or all hosts are its nodes.
+    """
+    nodes = shell.get("SLURM_JOB_NODELIST") or shell.get("SLURM_NODELIST")
+    if not (hosts and nodes and shell.get("SLURM_JOB_ID")):
+        return {}
+    try:
+        given = set(expand_nodes(nodes))
+    except ConfigError:
+        given = set()
+    named = {this_host if host.name == "localhost" else host.name for host in hosts}
+    return {} if named <= given else dict(PAST_SLURM)
 
 
 def refuse_many_launchers(shell: Mapping[str, str]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from elche.errors import ConfigError, require
+from elche.mpi_launch.allocation import past_slurm
 from elche.mpi_launch.forwarding import forwarded
 from elche.mpi_launch.hydra import hydra_command, hydra_variables, refuse_what_hydra_lacks
 from elche.mpi_launch.openmpi import openmpi_words
@@ -169,8 +171,9 @@ def job_variables(
         "ELCHE_RESUME": 1 if resume else None,
         "ELCHE_SNAPSHOTS": snapshots,
     }
+    hostname = socket.gethostname().partition(".")[0]
     told = {name: str(value) for name, value in asked.items() if value is not None}
-    job = {**shell, **dict(options.variables), **told}
+    job = {**past_slurm(options.hosts, shell, hostname), **shell, **dict(options.variables), **told}
     if not mpi.has_guards:
         job |= hydra_variables(options, intel=mpi is Mpi.INTEL)
     if options.interfaces:

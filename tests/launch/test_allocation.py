@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,12 +12,14 @@ import pytest
 from elche.errors import ConfigError
 from elche.mpi_launch.allocation import (
     HOSTFILES,
+    PAST_SLURM,
     Allocation,
     expand_nodes,
     expand_tasks,
     find_allocation,
     keeps_full_names,
     kubernetes_agent,
+    past_slurm,
     refuse_many_launchers,
 )
 from elche.mpi_launch.hosts import Host
@@ -149,3 +154,35 @@ def test_a_launcher_in_each_of_many_processes_is_refused(shell: dict[str, str], 
 )
 def test_one_launcher_is_welcome(shell: dict[str, str]) -> None:
     refuse_many_launchers(shell)
+
+
+@pytest.mark.parametrize(
+    ("names", "this_host", "looks_past"),
+    [
+        (("n1", "n3"), "login", False),
+        (("localhost",), "n2", False),
+        (("localhost",), "login", True),
+        (("n1", "other"), "n1", True),
+        ((), "login", False),
+    ],
+)
+def test_mpirun_looks_past_slurm_for_hosts_that_are_not_its(
+    names: tuple[str, ...], this_host: str, looks_past: bool
+) -> None:
+    hosts = [Host(name, 1) for name in names]
+    assert past_slurm(hosts, SLURM, this_host) == (PAST_SLURM if looks_past else {})
+    assert past_slurm(hosts, {}, this_host) == {}
+
+
+def test_a_list_of_nodes_that_nobody_understands_holds_no_host() -> None:
+    assert past_slurm([Host("n1", 1)], {**SLURM, "SLURM_JOB_NODELIST": "n["}, "n1") == PAST_SLURM
+
+
+@pytest.mark.usefixtures("ulfm")
+def test_the_real_mpirun_does_look_past_slurm(tmp_path: Path) -> None:
+    script = tmp_path / "said.py"
+    script.write_text("print('ran')")
+    command = [sys.executable, "-m", "elche.mpi_launch", "-H", "localhost:2", str(script)]
+    shell = {**os.environ, **SLURM, "SLURM_JOBID": "42", "SLURM_NNODES": "3"}
+    ran = subprocess.run(command, env=shell, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (0, ["ran", "ran"], "")
