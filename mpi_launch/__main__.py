@@ -147,7 +147,11 @@ def run(options: Options, mpi: Mpi, mpirun: str, signals: SignalPipe, discovery:
                 say("--reset-limit allows no other start")
                 break
             options = replace(options, reset_limit=left)
-        options = with_hosts_left(options, signals, discovery)
+        try:
+            options = with_hosts_left(options, signals, discovery)
+        except Stopped as stopped:
+            code = stopped.exit_code
+            break
         if options.num_ranks < options.min_ranks:
             say(f"the hosts that answer have slots for {options.num_ranks} ranks")
             code = BELOW_MIN_RANKS

@@ -110,6 +110,7 @@ class Discovery:
         self._call_seconds = call_seconds
         self._call: subprocess.Popen[bytes] | None = None
         self._printed = b""
+        self._found: tuple[Host, ...] | None = None  # by the last call that succeeded
         self._began = -EVERY_SECONDS
         self.gone: frozenset[str] = frozenset()  # hosts that have vanished: they are not used again
 
@@ -139,7 +140,8 @@ class Discovery:
         require(code is not None, OPTION, self._script, f"done within {self._call_seconds:g} s")
         require(code == 0, OPTION, self._script, f"a program that ends with 0, not with {code}")
         hosts = parse_discovered(self._printed.decode(errors="replace"), self._slots_per_host)
-        return tuple(host for host in hosts if host.name not in self.gone)
+        self._found = tuple(host for host in hosts if host.name not in self.gone)
+        return self._found
 
     def wait_for(
         self, num_slots: int, seconds: float, signals: SignalPipe, say: Callable[[str], None]
@@ -156,30 +158,28 @@ class Discovery:
             The hosts that were found last; they have fewer slots where the time is over.
 
         Raises:
-            ConfigError: the first call failed; later ones are made again.
+            ConfigError: a call failed and none has succeeded yet; others are made again.
             Stopped: a signal came.
         """
         until = time.monotonic() + seconds
-        hosts: tuple[Host, ...] | None = None
         has_said = False
         while time.monotonic() < until:
             try:
                 found = self.poll(time.monotonic())
             except ConfigError:
-                if hosts is None:
+                if self._found is None:
                     raise
                 found = None
-            if found is not None:
-                hosts = found
-                if sum(host.slots for host in hosts) >= num_slots:
-                    return hosts
-                if not has_said:
-                    has_said = True
-                    say(f"waiting for {num_slots} slots, {OPTION} finds {sum(host.slots for host in hosts)}")
+            num_found = sum(host.slots for host in found or ())
+            if found is not None and num_found >= num_slots:
+                return found
+            if found is not None and not has_said:
+                has_said = True
+                say(f"waiting for {num_slots} slots, {OPTION} finds {num_found}")
             if asked := STOPS.intersection(signals.read()):
                 raise Stopped(min(asked))
             time.sleep(NAP_SECONDS)
-        return hosts or ()
+        return self._found or ()
 
     def forget(self, names: Sequence[str]) -> None:
         """Use these hosts no more."""

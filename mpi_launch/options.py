@@ -156,8 +156,7 @@ def parse_options(
     )
     given["interfaces"] = read_interfaces(given["interfaces"])
     given["prefix_output"] = given["prefix_output"] or given["prefix_timestamp"]
-    elastic = ("elastic_timeout", "slots_per_host")
-    for name in elastic:
+    for name in ("elastic_timeout", "slots_per_host"):
         option = f"--{name.replace('_', '-')}"
         unused = given[name] is not None and given["discovery"] is None
         require(not unused, option, given[name], "left out without --host-discovery-script")

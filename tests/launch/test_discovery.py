@@ -172,6 +172,12 @@ def test_a_first_failure_is_final(discover, signals) -> None:
         discover("exit 1").wait_for(2, 60.0, signals, print)
 
 
+def test_where_one_call_has_succeeded_the_hosts_stay_while_others_fail(discover, signals) -> None:
+    discovery = discover("[ -e second ] && exit 1; touch second; echo a:2")
+    assert discovery.wait_for(2, 60.0, signals, str) == (A,)
+    assert discovery.wait_for(3, 2.5, signals, str) == (A,)
+
+
 def test_the_wait_has_an_end(discover, signals) -> None:
     assert discover("echo a:2").wait_for(3, 0.7, signals, str) == (A,)
 
