@@ -134,6 +134,10 @@ class Schedule:
         """Return the smoothed speed of each slot in ms per batch; 0 where it is unknown."""
         return [ms or 0.0 for ms in self.controller.smoothed_ms_per_batch]
 
+    def ms_to_deal_by(self) -> list[float]:
+        """Return the speeds that dispatch may go by; none in lockstep, which is to repeat bit for bit."""
+        return [0.0] * len(self._states) if self._cadence.policy == "sync" else self.ms_per_batch()
+
     def observe(self, report: WindowReport, lr: float) -> Verdict:
         """Learn from a committed window.
 

@@ -121,7 +121,7 @@ class Job:
             self.plan = None
             return False
         counts, living = self.schedule.counts(), self.schedule.living
-        ranges = self.pool.deal(counts, living=living, ms_per_batch=self.schedule.ms_per_batch())
+        ranges = self.pool.deal(counts, living=living, ms_per_batch=self.schedule.ms_to_deal_by())
         self._plan(ranges)
         return True
 

@@ -127,6 +127,14 @@ def test_sync_counts_the_living_only():
     assert report(schedule, [0.0, 1.0, 9.0]) == [0, 3, 3]
 
 
+@pytest.mark.parametrize(("policy", "expected"), [("sync", [0.0, 0.0]), ("cadence", [30.0, 10.0])])
+def test_in_lockstep_nothing_that_was_measured_deals(policy, expected):
+    """Who gets an epoch's last batches would vary from run to run."""
+    schedule = calibrated([30.0, 10.0], policy=policy)
+    assert schedule.ms_to_deal_by() == pytest.approx(expected)
+    assert schedule.ms_per_batch() == pytest.approx([30.0, 10.0])
+
+
 def test_wrong_calls_are_refused_and_named():
     schedule = Schedule(Cadence(), 3, living=[True, True, False])
     with pytest.raises(UsageError, match="lose: slot 2 is unused already"):
