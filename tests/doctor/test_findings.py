@@ -192,7 +192,7 @@ def test_what_is_no_problem(topics):
 def test_known_faults_of_a_version_are_notes_with_the_way_around():
     five = {"mpi": {"version": "5.0.7"}, "mpi4py": {"library_version": "5.0.9"}}
     assert [(found.level, found.remedy) for found in findings(well_but(**five))] == [
-        (Level.NOTE, "start with elche-run, whose guards make a clean loss of it"),
+        (Level.NOTE, "start with elche-run, which ends the job then"),
         (Level.NOTE, "elche-run --hosts starts it again on the hosts that are left"),
     ]
 
