@@ -2,67 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from fault_kinds import COMES_BACK
-from fault_laws import Job, check
+from fault_laws import check
 from fault_points import SLOW_WINDOWS, Fault
-from trials.scenarios import Scenario
+from fault_trainings import LONG, MLP, NORM
 
 from elche.elastic import checkpoint as checkpoints
-
-SCRIPT = Path(__file__).with_name("run_faults.py")
-ULFM = ("--with-ft", "ulfm")
-MLP = {"model": "Mlp", "optimizer": "adamw", "samples": 240, "cadence": {"anchor": 2}}
-LONG = {"samples": 1200, "epochs": 10000}  # several heart beats
-NORM = {"model": "ConvNet", "optimizer": "sgd", "samples": 240, "cadence": {"anchor": 2}}
-
-
-def prepare(folder, ranks, scenario, faults, spares, plan):
-    faults = list(faults)
-    plan = {"seconds": 0.003, "scenario": scenario, "faults": list(map(dataclasses.asdict, faults)), **plan}
-    (folder / "plan.json").write_text(json.dumps(plan))
-    return lambda: Job(Scenario(**scenario), ranks, faults, folder, spares, "stop" in plan)
-
-
-@pytest.fixture(scope="session")
-def train(mpirun, ulfm, tmp_path_factory):
-    """`train(ranks, scenario, *faults, ...)`: a training under mpirun to its end, and what it has printed."""
-
-    def run(ranks, scenario, *faults, spares=0, stall=None, timeout=120, backend="auto", **plan):
-        folder = tmp_path_factory.mktemp("faults")
-        job = prepare(folder, ranks, scenario, faults, spares, plan)
-        env = {"ELCHE_LOG": str(folder / "log.jsonl"), "ELCHE_SPARES": str(spares), "ELCHE_BACKEND": backend}
-        if stall is not None:
-            env["ELCHE_STALL_SECONDS"] = str(stall)
-        ended = mpirun(ranks + spares, SCRIPT, folder, options=ULFM, env=env, timeout=timeout)
-        print(ended.stdout, ended.stderr)  # pytest shows it with a failure
-        assert ended.returncode == 0
-        return job(), ended.stderr
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def launch(train, tmp_path_factory):
-    """`launch(ranks, scenario, *faults, stall=1, ...)`: the same, under elche-run."""
-
-    def run(ranks, scenario, *faults, stall, timeout=120, **plan):
-        folder = tmp_path_factory.mktemp("launched")
-        job = prepare(folder, ranks, scenario, faults, 0, plan)
-        options = f"-np {ranks} --stall-seconds {stall} --grace-seconds 2 --log {folder}/log.jsonl".split()
-        command = [sys.executable, "-m", "elche.mpi_launch", *options, str(SCRIPT), str(folder)]
-        ended = subprocess.run(command, timeout=timeout, capture_output=True, text=True, check=False)
-        print(ended.stdout, ended.stderr)
-        assert ended.returncode == 0
-        return job(), ended.stderr
-
-    return run
 
 
 def test_ends_of_all_kinds_one_after_the_other_down_to_one_rank(train):
@@ -271,41 +216,3 @@ def test_memory_stays_flat_over_twenty_losses_and_returns(train):
     resident = job.results[0]["resident_bytes"]
     assert len(resident) == 40
     assert resident[-1] - resident[9] < 6e6
-
-
-SINGLE = {
-    **{kind: (kind, "batch") for kind in ("kill", "segv", "exit_0", "raise", "raise_in_thread")},
-    **{kind: (kind, "batch") for kind in ("sys_exit_5", "term", "leave_loop", "slow")},
-    **{kind: (kind, "middle") for kind in ("stop", "loop")},
-    "stuck loader": ("block", "load"),
-    **{at: ("kill", at) for at in ("start", "exchange", "all_reduce", "add", "agree", "commit", "committed")},
-    **{at: ("kill", at) for at in ("last", "epoch")},
-}
-NUMBERS = {"batch": 2, "start": 5, "exchange": 3, "all_reduce": 3, "add": 2, "agree": 3}
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", SINGLE)
-def test_twenty_in_a_row(name, train):
-    kind, at = SINGLE[name]
-    for n in range(20):
-        window = 0 if at == "start" else 2 + n % 5
-        fault = Fault(process=n % 3, kind=kind, at=at, window=window, number=n % NUMBERS.get(at, 1))
-        if kind in COMES_BACK:
-            job, _ = train(3, {**MLP, **LONG}, fault, stall=1, stop={"lost": 1, "joined": 1})
-        else:
-            # 14 windows of 6 batches, so that an epoch's last one has some for every rank.
-            scenario = {**NORM, "samples": 252, "epochs": 6 if at == "last" else 3}
-            job, _ = train(3, scenario, fault, backend="mpi" if at == "all_reduce" else "auto")
-        check(job)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["exit_3", "stop_for_ever", "loop_for_ever", "kill"])
-def test_twenty_in_a_row_under_the_launcher(kind, launch):
-    for n in range(20):
-        fault = Fault(process=n % 3, kind=kind, at="middle", window=2 + n % 5)
-        job, _ = launch(3, {**MLP, **LONG}, fault, stall=1, stop={"lost": 1, "joined": 0})
-        check(job)
