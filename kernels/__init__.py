@@ -45,7 +45,7 @@ __all__ = [
     "weighted_sum",
 ]
 
-LARGEST = torch.finfo(torch.float32).max
+LARGEST_WEIGHT = torch.finfo(torch.float32).max
 
 
 def scale_accumulate_(
@@ -85,8 +85,8 @@ def scale_accumulate_(
         >>> bucket_n
         tensor([10., 20.,  0.,  0., 30.,  0.,  0.,  0.])
     """
-    if not isinstance(weight, Tensor) and not abs(weight) <= LARGEST:
-        raise ConfigError(f"weight: {weight} is not within float32's {LARGEST:g}")
+    if not isinstance(weight, Tensor) and not abs(weight) <= LARGEST_WEIGHT:
+        raise ConfigError(f"weight: {weight} is not within float32's {LARGEST_WEIGHT:g}")
     if bucket_n.is_cuda:
         from elche.kernels.scale_accumulate import launch
 
