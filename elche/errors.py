@@ -56,3 +56,18 @@ class DeadlineError(CommError, TimeoutError):
 
 class SilenceError(CommError):
     """Another rank has made no progress for longer than it may; it is set aside, the others go on."""
+
+
+class HorovodInternalError(CommError):
+    """An operation of `elche.collectives` cannot end: a rank was lost, has shut down, or did not come."""
+
+
+# Mend the script, where an operation of `elche.collectives` was called unlike on the ranks.
+
+
+class OperationMismatchError(MismatchError, HorovodInternalError):
+    """The ranks called one operation with different arguments; all raise this, and the job goes on."""
+
+
+class DuplicateNameError(ConfigError):
+    """An operation was given the name of another one that has not ended."""

@@ -76,6 +76,8 @@ def shutdown(reason: str | None = None, exit_code: int = 0) -> None:
         return
     if reason is None:
         reason = _reason(world, exit_code)
+    if world.operations is not None:
+        world.operations.close()
     together = reason not in FAILURES and _part(world)
     if together or world.group is None or world.group.is_last():
         world.log.write(events.Stop(**world.stamp(), reason=reason, exit_code=exit_code))

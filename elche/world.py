@@ -46,6 +46,14 @@ class Reducers(Protocol):
         ...
 
 
+class Operations(Protocol):
+    """Collective operations that proceed beside the training, as far as the world has to know them."""
+
+    def close(self) -> None:
+        """Let what is outstanding fail, and tell the other ranks that this one leaves."""
+        ...
+
+
 @dataclass
 class World:
     """One rank's view of the job.
@@ -63,6 +71,7 @@ class World:
         guard: the line to this process's guard, which says nothing where there is none.
         engine: what trains here now, or did last; None before the first optimizer is wrapped.
         reducers: what sums gradients; None before the first optimizer is wrapped.
+        operations: collective operations beside the training; None before the first.
         pid: the process that called `init()`; a fork of it is no rank.
         started: `time.perf_counter()` at the job's common start.
     """
@@ -78,6 +87,7 @@ class World:
     guard: GuardLine = field(default_factory=lambda: GuardLine(None))
     engine: Engine | None = None
     reducers: Reducers | None = None
+    operations: Operations | None = None
     pid: int = field(default_factory=os.getpid)
     started: float = field(default_factory=time.perf_counter)
     _beat_at: float = 0.0

@@ -22,7 +22,7 @@ OTHERS = ("tests", "examples", "benchmarks")
 ARROWS: dict[str, set[str]] = {
     "training": {"elastic", "kernels"},
     "elastic": {"start", "mpi_launch"},
-    "collectives": {"comm", "kernels"},
+    "collectives": {"start", "kernels"},
     "start": {"world"},
     "world": {"process", "observe", "mpi_launch"},
     "process": {"comm"},

@@ -36,6 +36,7 @@ class Comm(Protocol):
         local_size: how many ranks its host has.
         cross_rank: its host's number, counted over the hosts that have this local rank.
         cross_size: how many hosts have a rank of this local number.
+        hosts: by rank, a number that ranks of one host share.
         deadline_seconds: how long a verb waits when it is not told.
         watch: called about every millisecond while a verb waits; what it raises ends the verb, and the
             communicator. None: nobody watches.
@@ -47,6 +48,7 @@ class Comm(Protocol):
     local_size: int
     cross_rank: int
     cross_size: int
+    hosts: list[int]
     deadline_seconds: float
     watch: Callable[[], None] | None
 
@@ -72,6 +74,22 @@ class Comm(Protocol):
 
     def agree(self, ok: bool, *, deadline_seconds: float | None = None) -> bool:
         """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
+        ...
+
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come to the verb under way, as far as is known; for `watch`.
+
+        A rank counts as here once it has asked itself, or the verb has brought word of it.
+        """
+        ...
+
+    def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> Comm:
+        """Return another communicator of these ranks, in this order, that another thread may use meanwhile.
+
+        Just these ranks call it, and a name once. It has the same `watch`, and this `deadline_seconds`.
+        Raises `CommError` where one of them is known to be gone, or has not come in time; a backend may
+        return before all have come.
+        """
         ...
 
     def revoke(self) -> None:
@@ -204,14 +222,15 @@ def require_seconds(seconds: float) -> float:
     return seconds
 
 
-def require_members(process: int, members: Sequence[int], num_processes: int) -> None:
-    """Raise `ConfigError` if `process` cannot connect `members`."""
+def require_members(process: int, members: Sequence[int], num_processes: int) -> list[int]:
+    """Return `members` if `process` can connect them, else raise `ConfigError`."""
     different = set(members)
     if process not in different or len(different) < len(members) or not different <= {*range(num_processes)}:
         raise ConfigError(
             f"process {process} connects different ones of 0..{num_processes - 1}, itself among them, "
             f"got {list(members)}"
         )
+    return list(members)
 
 
 def require_short(name: str, value: str) -> None:

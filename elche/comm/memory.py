@@ -11,18 +11,18 @@ import numpy as np
 
 from elche.comm.base import (
     DEADLINE_SECONDS,
-    LIKELY_CAUSE,
     Buffer,
     require_contiguous,
+    require_members,
     require_pairs,
     require_root,
     require_rows,
     require_seconds,
 )
+from elche.comm.meeting import Meeting
 from elche.errors import CommError, ConfigError, DeadlineError
 
 Result = TypeVar("Result")
-WATCH_SECONDS = 1e-3
 
 
 def single(*, deadline_seconds: float = DEADLINE_SECONDS) -> MemoryComm:
@@ -94,7 +94,7 @@ class MemoryComm:
         self.deadline_seconds = require_seconds(deadline_seconds)
         self.rank = self.local_rank = rank
         self.size = self.local_size = meeting.size
-        self.cross_rank, self.cross_size = 0, 1
+        self.cross_rank, self.cross_size, self.hosts = 0, 1, [0] * meeting.size
         self.watch: Callable[[], None] | None = None
         self._meeting = meeting
         self._unusable: str | None = None
@@ -141,6 +141,17 @@ class MemoryComm:
         """Return whether every rank said `ok`; nobody returns before everybody has spoken."""
         return bool(self._meet("agree", ok, all, deadline_seconds))
 
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come to the verb under way, as far as is known."""
+        return self._meeting.late()
+
+    def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> MemoryComm:
+        """Return another communicator of these ranks, in this order; they all call it, a name once."""
+        members = require_members(self.rank, ranks, self.size)
+        comm = MemoryComm(self._meeting.beside(name, members), members.index(self.rank))
+        comm.watch, comm.deadline_seconds = self.watch, deadline_seconds
+        return comm
+
     def revoke(self) -> None:
         """Make every verb under way and to come fail with `CommError`, on all ranks; may be repeated."""
         self._meeting.fail(f"rank {self.rank} revoked the communicator")
@@ -171,112 +182,6 @@ class MemoryComm:
     def _while_waiting(self) -> Callable[[], None] | None:
         """Return what a verb that waits calls about every millisecond."""
         return self.watch
-
-
-class Meeting:
-    """Where the ranks meet, once per verb: the last to come combines what all have brought.
-
-    The others wait meanwhile, so nothing they brought needs a copy; and no rank can be two verbs
-    ahead, so one result is enough.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.cause: BaseException | None = None
-        self._failure: str | None = None
-        self._changed = threading.Condition()
-        self._calls: dict[int, str] = {}
-        self._values: dict[int, Any] = {}
-        self._left: set[int] = set()
-        self._num_met = 0
-        self._result: Any = None
-
-    def meet(
-        self,
-        rank: int,
-        call: str,
-        value: Any,
-        combine: Callable[[list[Any]], Any],
-        limit_seconds: float,
-        watch: Callable[[], None] | None,
-    ) -> Any:
-        """Return `combine` of all ranks' values in rank order, the same object on every rank."""
-        verb = call.split()[0]
-        until = time.monotonic() + limit_seconds
-        with self._changed:
-            if self._failure is not None:
-                raise CommError(f"rank {rank} of {self.size} cannot {verb}: {self._failure}") from self.cause
-            met = self._num_met
-            self._calls[rank], self._values[rank] = call, value
-            if len(self._values) == self.size:
-                self._conclude(combine)
-            self._notice_left()
-        while not self._has_ended(met, until, watch):
-            if time.monotonic() >= until:
-                raise DeadlineError(
-                    f"{verb} did not end within {limit_seconds:g} s; rank {rank} of {self.size} waited: "
-                    f"{LIKELY_CAUSE}"
-                )
-            if watch is not None:
-                watch()  # without the lock: it may take its time, or use this communicator
-        if self._num_met == met:
-            raise CommError(f"{verb} failed on rank {rank} of {self.size}: {self._failure}") from self.cause
-        return self._result
-
-    def fail(self, failure: str, cause: BaseException | None = None) -> None:
-        """Make all waits and all further meetings fail; the first failure is the one that counts."""
-        with self._changed:
-            if self._failure is None:
-                self._failure, self.cause = failure, self.cause or cause
-            self._changed.notify_all()
-
-    def leave(self, rank: int, cause: BaseException | None = None) -> None:
-        """Note that `rank` meets nobody any more; what it has brought to the meeting under way counts."""
-        with self._changed:
-            if self._failure is None:  # else it is what followed from it
-                self.cause = self.cause or cause
-            self._left.add(rank)
-            self._notice_left()
-
-    def lose(self, rank: int) -> None:
-        """Note that `rank` is gone; nothing it has brought counts, so whoever waits fails at once."""
-        with self._changed:
-            self._values.pop(rank, None)
-            self.leave(rank)
-
-    def left(self) -> list[int]:
-        """Return the ranks that have left."""
-        with self._changed:
-            return sorted(self._left)
-
-    def late(self) -> list[int]:
-        """Return the ranks that have not left: those that nobody waits for only if there are no others."""
-        with self._changed:
-            here = set(range(self.size)) - self._left
-            return sorted(here - self._values.keys() or here)
-
-    def _has_ended(self, met: int, until: float, watch: Callable[[], None] | None) -> bool:
-        """Return whether the meeting after the first `met` has ended; wait for it until `watch` is due."""
-        turn_seconds = threading.TIMEOUT_MAX if watch is None else WATCH_SECONDS
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._num_met > met or self._failure is not None,
-                min(max(0.0, until - time.monotonic()), turn_seconds),
-            )
-
-    def _conclude(self, combine: Callable[[list[Any]], Any]) -> None:
-        if len(set(self._calls.values())) > 1:
-            self.fail(f"the ranks called different things: {dict(sorted(self._calls.items()))}")
-            return
-        self._result = combine([self._values[rank] for rank in range(self.size)])
-        self._num_met += 1
-        self._values.clear()
-        self._changed.notify_all()
-
-    def _notice_left(self) -> None:
-        missed = self._left - self._values.keys()
-        if missed and self._values:
-            self.fail(f"ranks {sorted(missed)} have left")
 
 
 def _kinds(buffers: Sequence[Buffer]) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from elche.comm.base import require_members, require_short
-from elche.comm.memory import Meeting, MemoryComm, run_threads
+from elche.comm.meeting import Meeting
+from elche.comm.memory import MemoryComm, run_threads
 from elche.errors import CommError, ConfigError, DeadlineError
 
 Result = TypeVar("Result")
@@ -153,8 +154,7 @@ class MemoryRendezvous:
             if name in self._used_names:
                 raise ConfigError(f"a name connects once, process {self.process} has used {name!r}")
             self._used_names.add(name)
-            meeting = self.machine.meeting(name, members)
-        comm = ProcessComm(self.machine, self.process, meeting, members.index(self.process))
+            comm = ProcessComm(self.machine, self.process, name, members)
         comm.enter(deadline_seconds, watch)
         return comm
 
@@ -190,9 +190,9 @@ class MemoryRendezvous:
 class ProcessComm(MemoryComm):
     """`Comm` of a process that may be stopped or killed, in any of its calls."""
 
-    def __init__(self, machine: Machine, process: int, meeting: Meeting, rank: int) -> None:
-        super().__init__(meeting, rank)
-        self._machine, self._process = machine, process
+    def __init__(self, machine: Machine, process: int, name: str, members: tuple[int, ...]) -> None:
+        super().__init__(machine.meeting(name, members), members.index(process))
+        self._machine, self._process, self._name, self._members = machine, process, name, members
 
     def enter(self, deadline_seconds: float, watch: Callable[[], None] | None) -> None:
         """Wait until all members have come; raise `CommError` when one has left meanwhile."""
@@ -201,6 +201,14 @@ class ProcessComm(MemoryComm):
         if left:
             raise CommError(f"connect failed on rank {self.rank} of {self.size}: ranks {left} have left")
         self.watch = None
+
+    def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> ProcessComm:
+        """Return another communicator of these ranks, in this order; they all call it, a name once."""
+        members = tuple(self._members[rank] for rank in require_members(self.rank, ranks, self.size))
+        with self._machine.turn(self._process):
+            comm = ProcessComm(self._machine, self._process, f"{self._name}/{name}", members)
+        comm.watch, comm.deadline_seconds = self.watch, deadline_seconds
+        return comm
 
     def revoke(self) -> None:
         """Make every verb under way and to come fail with `CommError`, on all ranks; may be repeated."""

@@ -18,11 +18,13 @@ from elche.comm.base import (
     Buffer,
     flush_output,
     require_contiguous,
+    require_members,
     require_pairs,
     require_root,
     require_rows,
     require_seconds,
 )
+from elche.comm.mpi_beside import Attendance, Spare
 from elche.comm.mpi_start import start_mpi
 from elche.comm.neighbours import Neighbours
 from elche.comm.polling import SPIN_SECONDS, Poller
@@ -59,8 +61,8 @@ def world(*, deadline_seconds: float = DEADLINE_SECONDS) -> MpiComm:
         The communicator.
     """
     mpi = start_mpi(finalize=True)
-    comm = mpi.COMM_WORLD.Dup()
-    return MpiComm(comm, hosts_of(comm), deadline_seconds=deadline_seconds)
+    comm, spare = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+    return MpiComm(comm, hosts_of(comm), spare=spare, deadline_seconds=deadline_seconds)
 
 
 def hosts_of(comm: MPI.Intracomm) -> list[int]:
@@ -77,13 +79,19 @@ class MpiComm:
     """`Comm` over an MPI communicator that nobody else uses."""
 
     def __init__(
-        self, comm: MPI.Intracomm, hosts: Sequence[int], *, deadline_seconds: float = DEADLINE_SECONDS
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[int],
+        *,
+        spare: MPI.Intracomm | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
         """Speak over `comm`.
 
         Args:
             comm: the ranks.
             hosts: by rank, a number that ranks of one host share.
+            spare: a duplicate of `comm`; without one nothing can be made beside it.
             deadline_seconds: how long a verb waits when it is not told.
         """
         from mpi4py import MPI
@@ -97,6 +105,9 @@ class MpiComm:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py then raises; the default would end the process
         self.rank, self.size = comm.rank, comm.size
         self._said, self._heard = np.empty(1, np.uint8), np.empty(comm.size, np.uint8)
+        self.hosts = list(hosts)
+        self._spare = None if spare is None else Spare(spare)
+        self._attendance, self._num_verbs = Attendance(comm), 0
         near = Neighbours.of(hosts, comm.rank)
         self.local_rank, self.local_size = near.local_rank, near.local_size
         self.cross_rank, self.cross_size = near.cross_rank, near.cross_size
@@ -159,6 +170,23 @@ class MpiComm:
         self._complete("agree", self._comm.Iallgather, [(self._said, self._heard)], deadline_seconds)
         return 0 not in self._heard.tolist()
 
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come to the verb under way, as far as is known: have not asked."""
+        return self._attendance.absent(self._num_verbs)
+
+    def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> MpiComm:
+        """Return another communicator of these ranks, in this order; they all call it, a name once."""
+        members = require_members(self.rank, ranks, self.size)
+        if self._spare is None:
+            raise CommError(f"no communicator is made beside one that is itself beside another, nor {name!r}")
+        try:
+            made = self._spare.make(members, name)
+        except self._mpi_error as error:
+            raise CommError(f"no communicator {name!r} of ranks {members}: {error}") from error
+        comm = MpiComm(made, [self.hosts[rank] for rank in members], deadline_seconds=deadline_seconds)
+        comm.watch = self.watch
+        return comm
+
     def revoke(self) -> None:
         """Make every verb under way and to come fail, on all ranks where the MPI has ULFM."""
         self._unusable = self._unusable or "it was revoked"
@@ -195,6 +223,7 @@ class MpiComm:
             raise CommError(f"rank {self.rank} of {self.size} cannot {verb}: {self._unusable}")
         limit = self.deadline_seconds if deadline_seconds is None else require_seconds(deadline_seconds)
         self._unusable = f"{verb} was interrupted"  # holds if anything leaves from here on
+        self._num_verbs += 1
         spin_seconds = SPIN_SECONDS + num_bytes / BYTES_PER_SECOND
         pending: list[_Operation] = []
         try:

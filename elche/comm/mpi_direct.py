@@ -19,6 +19,7 @@ from elche.comm.base import (
     DEADLINE_SECONDS,
     Buffer,
     require_contiguous,
+    require_members,
     require_pairs,
     require_root,
     require_rows,
@@ -75,10 +76,12 @@ class MpiDirectComm:
         self.deadline_seconds = DEADLINE_SECONDS
         self.watch: Callable[[], None] | None = None
         self.rank, self.size = self.processes.index(rendezvous.process), len(self.processes)
-        hosts = [rendezvous.wire.hosts[process] for process in processes]
-        self.local_rank, self.local_size, self.cross_rank, self.cross_size = Neighbours.of(hosts, self.rank)
+        self.hosts = [rendezvous.wire.hosts[process] for process in processes]
+        near = Neighbours.of(self.hosts, self.rank)
+        self.local_rank, self.local_size, self.cross_rank, self.cross_size = near
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._tables: dict[tuple[object, ...], _Table] = {}
+        self._awaited: Planned = []  # of the last table that was used
         width = -(-BLOCK_BYTES // self.size // 16) * 16
         self._rooms = np.empty((BLOCKS_UNDER_WAY, self.size, width), np.uint8)
 
@@ -152,6 +155,22 @@ class MpiDirectComm:
             call.run(table.requests)
             return 0 not in table.rows[0].tolist()
 
+    def absent(self) -> list[int]:
+        """Return the ranks that have not come to the verb under way, as far as is known: if it is short."""
+        awaited = zip(
+            self._others, self._awaited, strict=False
+        )  # what is received stands before what is sent
+        return sorted(rank for rank, request in awaited if self.rendezvous.wire.outcome(request) is None)
+
+    def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> MpiDirectComm:
+        """Return another communicator of these ranks, in this order; they all call it, a name once."""
+        members = [self.processes[rank] for rank in require_members(self.rank, ranks, self.size)]
+        comm = self.rendezvous.connect(
+            members, f"{self.name}/{name}", deadline_seconds=deadline_seconds, watch=self.watch
+        )
+        comm.watch, comm.deadline_seconds = self.watch, deadline_seconds
+        return comm
+
     def revoke(self) -> None:
         """Make every verb under way and to come fail, on all ranks."""
         self.unusable = self.unusable or "it was revoked"
@@ -178,6 +197,7 @@ class MpiDirectComm:
             if len(self._tables) == MOST_TABLES:
                 self.rendezvous.wire.abandon(self._tables.pop(next(iter(self._tables))).requests)
             self._tables[kind] = self._plan_table(like)
+        self._awaited = self._tables[kind].requests
         return self._tables[kind]
 
     def _plan_table(self, like: Sequence[Buffer]) -> _Table:

@@ -33,3 +33,12 @@ def _finalize(pid: int) -> None:
 
     if os.getpid() == pid and not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def has_threads() -> bool:
+    """Return whether MPI has been started and lets several threads call it at once."""
+    if "mpi4py.MPI" not in sys.modules:
+        return False
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() >= MPI.THREAD_MULTIPLE)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rendezvous_laws import SeenError, Watch, connect, everyone, until
 
-from elche.comm import memory
+from elche.comm import meeting, memory
 from elche.comm.memory_rendezvous import Killed, Machine, MemoryRendezvous, Outcome, run_elastic
 from elche.errors import CommError, ConfigError, DeadlineError
 
@@ -263,7 +263,7 @@ def test_wrong_members_and_long_texts_are_refused():
 
 
 def test_a_watch_may_use_what_it_watches_over():
-    comm = memory.MemoryComm(memory.Meeting(2), 0)
+    comm = memory.MemoryComm(meeting.Meeting(2), 0)
     comm.watch = comm.revoke
     with pytest.raises(CommError, match="rank 0 revoked the communicator"):
         comm.agree(True)

@@ -1,0 +1,1 @@
+"""Horovod's operations: named, asynchronous, in an order that the ranks agree on."""

@@ -1,0 +1,299 @@
+"""Operations that begin here and end by `synchronize`; they proceed while Python computes.
+
+Each takes tensors of any strides. A GPU's tensor is copied to the host when the operation begins, and its
+result back when it is synchronized: sums are made on the host. Operations may begin in a different order on
+every rank if they are named; those without a name are numbered in the order in which they begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elche.collectives import process_sets
+from elche.collectives.arguments import problem_of, reduce_op, split_rows
+from elche.collectives.handles import Handle
+from elche.collectives.ops import DTYPES, ReduceOp
+from elche.collectives.process_sets import ProcessSet, global_process_set
+from elche.collectives.requests import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BROADCAST,
+    REDUCESCATTER,
+    Request,
+)
+from elche.errors import ConfigError
+
+
+def begin(
+    kind: str,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    outputs: Sequence[Tensor] | None = None,
+    finish: Callable[[Handle], Any] | None = None,
+    problem: str = "",
+    **said: Any,
+) -> Handle:
+    """Let an operation begin, or refuse it and let the other ranks know.
+
+    Args:
+        kind: which operation.
+        tensors: this rank's.
+        name: of the operation; None: the next number.
+        process_set: which ranks take part.
+        outputs: which tensors take the results; None: new ones.
+        finish: makes of the handle what `synchronize` returns.
+        problem: what is wrong with the call, as far as is known.
+        **said: what else the other ranks are told, fields of `Request`.
+
+    Returns:
+        The handle.
+
+    Raises:
+        ConfigError: something is wrong with the call.
+    """
+    channel = process_sets.current().channel(process_set)
+    dtypes = tuple(DTYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors)
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    request = Request(kind, channel.name(name), dtypes, shapes, **said)
+    problem = problem or problem_of(request, tensors)
+    if problem:
+        channel.refuse(request._replace(refusal=problem))
+        raise ConfigError(f"{kind} {request.name!r}: {problem}")
+    return channel.submit(Handle(request, tensors, outputs, finish))
+
+
+def synchronize(handle: Handle) -> Any:
+    """Return the result of an operation, once it has ended.
+
+    Args:
+        handle: what began it.
+
+    Returns:
+        The tensor, the tensors of a grouped operation, or what else the operation returns.
+
+    Raises:
+        HorovodInternalError: it cannot end.
+        OperationMismatchError: the ranks called it with different arguments.
+    """
+    return handle.wait()
+
+
+def poll(handle: Handle) -> bool:
+    """Return whether an operation has ended, so that `synchronize` returns at once."""
+    return handle.is_done()
+
+
+def all_results(handle: Handle) -> list[Tensor]:
+    """Return a grouped operation's results; for `finish`."""
+    return handle.results
+
+
+def _reduce(
+    kind: str,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    outputs: Sequence[Tensor] | None = None,
+    finish: Callable[[Handle], Any] | None = None,
+) -> Handle:
+    return begin(
+        kind,
+        tensors,
+        name,
+        process_set,
+        outputs=outputs,
+        finish=finish,
+        op=str(op),
+        prescale=float(prescale_factor),
+        postscale=float(postscale_factor),
+    )
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begin `allreduce`; the tensor must not change until it has ended."""
+    scales = prescale_factor, postscale_factor
+    return _reduce(ALLREDUCE, [tensor], name, reduce_op(average, op), *scales, process_set)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begin `allreduce_`."""
+    scales = prescale_factor, postscale_factor
+    return _reduce(ALLREDUCE, [tensor], name, reduce_op(average, op), *scales, process_set, outputs=[tensor])
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begin `grouped_allreduce`."""
+    scales = prescale_factor, postscale_factor
+    op = reduce_op(average, op)
+    return _reduce(ALLREDUCE, tensors, name, op, *scales, process_set, finish=all_results)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begin `grouped_allreduce_`."""
+    scales = prescale_factor, postscale_factor
+    op = reduce_op(average, op)
+    return _reduce(ALLREDUCE, tensors, name, op, *scales, process_set, tensors, all_results)
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin `reducescatter`."""
+    scales = prescale_factor, postscale_factor
+    return _reduce(REDUCESCATTER, [tensor], name, reduce_op(None, op), *scales, process_set)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begin `grouped_reducescatter`."""
+    scales = prescale_factor, postscale_factor
+    op = reduce_op(None, op)
+    return _reduce(REDUCESCATTER, tensors, name, op, *scales, process_set, finish=all_results)
+
+
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begin `allgather`."""
+    return begin(ALLGATHER, [tensor], name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begin `grouped_allgather`."""
+    return begin(ALLGATHER, tensors, name, process_set, finish=all_results)
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begin `broadcast`."""
+    return begin(BROADCAST, [tensor], name, process_set, **_root(root_rank, process_set))
+
+
+def broadcast_async_(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begin `broadcast_`."""
+    return begin(BROADCAST, [tensor], name, process_set, outputs=[tensor], **_root(root_rank, process_set))
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begin `alltoall`."""
+    told, problem = split_rows(tensor, splits, process_set.size())
+
+    def with_splits(handle: Handle) -> tuple[Tensor, Tensor]:
+        return handle.results[0], torch.tensor(handle.sizes, dtype=torch.int32)
+
+    finish = None if splits is None else with_splits
+    return begin(ALLTOALL, [tensor], name, process_set, finish=finish, problem=problem, splits=told)
+
+
+def sparse_allreduce_async(
+    tensor: Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begin to sum or average a sparse tensor over the ranks.
+
+    Args:
+        tensor: in COO layout, of one shape on all ranks; each may have other elements.
+        name: of the operation; None: the next number.
+        op: Sum or Average.
+        process_set: which ranks take part.
+
+    Returns:
+        The handle, which may be called, too: either way one gets the coalesced result.
+
+    Raises:
+        ConfigError: the tensor is not sparse, or `op` is another one.
+    """
+    problem = ""
+    if tensor.layout != torch.sparse_coo:
+        problem = f"sparse_allreduce takes a sparse tensor in COO layout, got {tensor.layout}"
+    elif op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        problem = f"sparse_allreduce takes op Sum or Average, got {op}"
+    if problem:
+        return begin(ALLGATHER, [tensor], name, process_set, problem=problem)
+    parts, shape = tensor.coalesce(), tuple(tensor.shape)
+
+    def summed(handle: Handle) -> Tensor:
+        places, values = handle.results
+        wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
+        total = torch.sparse_coo_tensor(places.t(), values.to(wide), shape, check_invariants=False).coalesce()
+        if op is ReduceOp.AVERAGE:
+            whole = not wide.is_floating_point
+            size = process_set.size()
+            values = torch.div(total.values(), size, rounding_mode="floor" if whole else None)
+            total = torch.sparse_coo_tensor(
+                total.indices(), values, shape, is_coalesced=True, check_invariants=False
+            )
+        return total.to(tensor.dtype)
+
+    rows = [parts.indices().t(), parts.values()]
+    return begin(ALLGATHER, rows, name, process_set, finish=summed, op=str(op), splits=shape)
+
+
+def _root(root_rank: int, process_set: ProcessSet) -> dict[str, Any]:
+    """Return the root's number in the process set, and what is wrong with it."""
+    members = process_set.members()
+    if root_rank in members:
+        return {"root": members.index(root_rank)}
+    return {"root": -1, "problem": f"root_rank must be one of {members}, got {root_rank}"}

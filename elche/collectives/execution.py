@@ -1,0 +1,210 @@
+"""What the ranks do once they agree that an operation is next; every function here is collective.
+
+A rank that has joined has no handle: it takes part with zeros, or with nothing, and drops the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from elche.collectives.handles import Handle
+from elche.collectives.negotiate import Ready
+from elche.collectives.ops import DTYPE_OF, ReduceOp
+from elche.collectives.reduction import Reduction, all_reduce, from_bytes, reduce_rows, to_bytes
+from elche.collectives.requests import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER
+from elche.comm.base import Buffer, Comm
+
+PADDED_BYTES = 1 << 16  # up to here blocks of unequal size are padded and gathered at once
+STEP_BYTES = 1 << 20  # of what goes to each rank in one step of an alltoall, so that padding stays small
+
+
+def execute(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle]) -> None:
+    """Do the operations of a batch, all of one kind.
+
+    Args:
+        comm: the ranks.
+        batch: what is to be done.
+        handles: this rank's, by name; they take the results.
+    """
+    kind = batch[0].one.kind
+    if kind == ALLREDUCE:
+        _all_reduce(comm, batch, handles)
+    elif kind == BROADCAST:
+        _broadcast(comm, batch, handles)
+    elif kind == ALLGATHER:
+        _all_gather(comm, batch, handles)
+    elif kind == ALLTOALL:
+        _all_to_all(comm, batch[0], handles)
+    elif kind == REDUCESCATTER:
+        _reduce_scatter(comm, batch[0], handles)
+    else:  # a barrier: to have agreed on it is enough
+        _give(batch, handles, [[] for _ in batch])
+
+
+def rows_of_rank(num_rows: int, size: int) -> list[int]:
+    """Return how many rows of a reducescatter each rank gets; the first ones one more, if need be.
+
+    Args:
+        num_rows: of the tensor.
+        size: how many ranks there are.
+
+    Returns:
+        The numbers, by rank.
+
+    Example:
+        >>> rows_of_rank(8, 3)
+        [3, 3, 2]
+    """
+    return [num_rows // size + (rank < num_rows % size) for rank in range(size)]
+
+
+def _reduction(comm: Comm, ready: Ready) -> Reduction:
+    one = ready.one
+    return Reduction(ReduceOp(one.op), one.prescale, one.postscale, comm.size, sorted(ready.parts))
+
+
+def _own(ready: Ready, handles: Mapping[str, Handle]) -> list[Tensor]:
+    """Return this rank's tensors, zeros where it has joined."""
+    if ready.name in handles:
+        return handles[ready.name].inputs
+    one = ready.one
+    return [
+        torch.zeros(shape, dtype=DTYPE_OF[dtype]) for dtype, shape in zip(one.dtypes, one.shapes, strict=True)
+    ]
+
+
+def _give(batch: Sequence[Ready], handles: Mapping[str, Handle], results: Sequence[Sequence[Tensor]]) -> None:
+    for ready, result in zip(batch, results, strict=True):
+        if ready.name in handles:
+            handles[ready.name].succeed(result)
+
+
+def _all_reduce(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle]) -> None:
+    how, own = _reduction(comm, batch[0]), [_own(ready, handles) for ready in batch]
+    results: list[list[Tensor]] = [[torch.empty_like(tensor) for tensor in tensors] for tensors in own]
+    by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for pair in zip((t for ts in own for t in ts), (t for ts in results for t in ts), strict=True):
+        by_dtype.setdefault(pair[0].dtype, []).append(pair)
+    for pairs in by_dtype.values():
+        if len(pairs) == 1 or how.op is ReduceOp.ADASUM:
+            for tensor, result in pairs:
+                all_reduce(comm, tensor.view(-1), result.view(-1), how)
+        else:
+            fused_n = torch.cat([tensor.view(-1) for tensor, _ in pairs])
+            out_n = torch.empty_like(fused_n)
+            all_reduce(comm, fused_n, out_n, how)
+            parts = out_n.split_with_sizes([tensor.numel() for tensor, _ in pairs])
+            torch._foreach_copy_([result.view(-1) for _, result in pairs], list(parts))
+    _give(batch, handles, results)
+
+
+def _broadcast(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle]) -> None:
+    root, own = batch[0].one.root, [_own(ready, handles) for ready in batch]
+    if comm.rank == root:
+        results = [
+            [t.clone() for t in tensors] if handles[ready.name].makes_new else tensors
+            for ready, tensors in zip(batch, own, strict=True)
+        ]
+        flat = [to_bytes(tensor) for tensors in own for tensor in tensors]
+    else:
+        results = [[torch.empty_like(tensor) for tensor in tensors] for tensors in own]
+        flat = [to_bytes(tensor) for tensors in results for tensor in tensors]
+    fused = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    comm.broadcast([fused], root=root)
+    if comm.rank != root and len(flat) > 1:
+        for one, (start, stop) in zip(flat, _spans([one.size for one in flat]), strict=True):
+            one[...] = fused[start:stop]
+    _give(batch, handles, results)
+
+
+def _all_gather(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle]) -> None:
+    """Gather the rows of each rank, all tensors of the batch in one message of each."""
+    tensors = [(ready, i) for ready in batch for i in range(len(ready.one.shapes))]
+    rows = [
+        [ready.parts[rank].shapes[i][0] if rank in ready.parts else 0 for rank in range(comm.size)]
+        for ready, i in tensors
+    ]
+    widths = [prod(ready.one.shapes[i][1:]) * DTYPE_OF[ready.one.dtypes[i]].itemsize for ready, i in tensors]
+    spans_w = [
+        _spans([rows_w[rank] * width for rows_w, width in zip(rows, widths, strict=True)])
+        for rank in range(comm.size)
+    ]
+    mine = [to_bytes(tensor) for ready in batch if ready.name in handles for tensor in _own(ready, handles)]
+    own = np.concatenate([np.empty(0, np.uint8), *mine])
+    blocks = _gather_blocks(comm, own, [spans[-1][1] if spans else 0 for spans in spans_w])
+    results: dict[str, list[Tensor]] = {ready.name: [] for ready in batch}
+    for number, (ready, i) in enumerate(tensors):
+        parts = [block[slice(*spans[number])] for block, spans in zip(blocks, spans_w, strict=True)]
+        shape = (sum(rows[number]), *ready.one.shapes[i][1:])
+        results[ready.name].append(_tensor(np.concatenate(parts), ready.one.dtypes[i], shape))
+        if ready.name in handles:
+            handle = handles[ready.name]
+            handle.sizes = handle.sizes or rows[number]
+            handle.starts.append(sum(rows[number][: comm.rank]))
+    _give(batch, handles, list(results.values()))
+
+
+def _gather_blocks(comm: Comm, own: Buffer, sizes: Sequence[int]) -> list[Buffer]:
+    """Return every rank's bytes, of known sizes."""
+    longest = max(sizes)
+    if longest <= PADDED_BYTES or min(sizes) == longest:
+        padded = np.zeros(longest, np.uint8)
+        padded[: own.size] = own
+        return [row[:size] for row, size in zip(comm.all_gather(padded), sizes, strict=True)]
+    blocks = [own if rank == comm.rank else np.empty(size, np.uint8) for rank, size in enumerate(sizes)]
+    for root, block in enumerate(blocks):
+        if block.size:
+            comm.broadcast([block], root=root)
+    return blocks
+
+
+def _all_to_all(comm: Comm, ready: Ready, handles: Mapping[str, Handle]) -> None:
+    """Send each rank its rows; what goes to a rank that has joined is dropped there."""
+    one, ranks = ready.one, range(comm.size)
+    width = prod(one.shapes[0][1:]) * DTYPE_OF[one.dtypes[0]].itemsize
+    sent = [ready.parts[rank].splits if rank in ready.parts else (0,) * comm.size for rank in ranks]
+    own = to_bytes(handles[ready.name].inputs[0]) if ready.name in handles else np.empty(0, np.uint8)
+    to = [own[slice(*span)] for span in _spans([rows * width for rows in sent[comm.rank]])]
+    heard = [np.empty(splits[comm.rank] * width, np.uint8) for splits in sent]
+    longest = max(max(splits) for splits in sent) * width
+    for start in range(0, longest, STEP_BYTES):
+        step = min(STEP_BYTES, longest - start)
+        rows = np.zeros((comm.size, step), np.uint8)
+        for row, block in zip(rows, to, strict=True):
+            part = block[start : start + step]
+            row[: part.size] = part
+        for row, block in zip(comm.all_to_all(rows), heard, strict=True):
+            part = block[start : start + step]
+            part[...] = row[: part.size]
+    if ready.name in handles:
+        sizes = [splits[comm.rank] for splits in sent]
+        handles[ready.name].sizes = sizes
+        shape = (sum(sizes), *one.shapes[0][1:])
+        handles[ready.name].succeed([_tensor(np.concatenate(heard), one.dtypes[0], shape)])
+
+
+def _reduce_scatter(comm: Comm, ready: Ready, handles: Mapping[str, Handle]) -> None:
+    how, results = _reduction(comm, ready), []
+    for tensor in _own(ready, handles):
+        shares = rows_of_rank(tensor.shape[0], comm.size)
+        rows_wn = tensor.new_zeros(comm.size, shares[0] * prod(tensor.shape[1:]))
+        for row_n, share in zip(rows_wn, tensor.split_with_sizes(shares), strict=True):
+            row_n[: share.numel()] = share.reshape(-1)
+        shape = (shares[comm.rank], *tensor.shape[1:])
+        results.append(reduce_rows(comm, rows_wn, how)[: prod(shape)].reshape(shape))
+    _give([ready], handles, [results])
+
+
+def _spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where pieces of these sizes begin and end, one behind the other."""
+    return list(pairwise(accumulate(sizes, initial=0)))
+
+
+def _tensor(flat: Buffer, dtype: str, shape: Sequence[int]) -> Tensor:
+    return from_bytes(flat[None], DTYPE_OF[dtype]).reshape(tuple(shape))
