@@ -56,7 +56,7 @@ def methods_for(numel: int, ranks: Any) -> dict[str, Callable[[], Any]]:
     comm = current().comm
     gradient_n = torch.randn(numel, generator=torch.Generator().manual_seed(ranks.rank))
     (bucket,) = make_buckets([gradient_n], cap_bytes=4 * numel)
-    reducer = SharedReducer(comm, Home([bucket]))
+    reducer = SharedReducer(comm, Home([bucket]), f"bench-{numel}")
     assert reducer.connect() is None
     own, total = gradient_n.numpy().copy(), np.empty(numel, np.float32)
     gloo_n, copied_n = gradient_n.clone(), torch.empty_like(gradient_n)

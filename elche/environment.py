@@ -20,8 +20,8 @@ class Environment:
 
     Attributes:
         log: path of the event log (ELCHE_LOG); `{rank}` in it is replaced; None: no log.
-        backend: "auto", "mpi" or "memory" (ELCHE_BACKEND); with "mpi" gradients go through host memory, also
-            where NCCL could sum them.
+        backend: "auto", "mpi" or "memory" (ELCHE_BACKEND); with "mpi" gradients go over MPI, also
+            where NCCL or shared memory could sum them.
         stall_seconds: silence within a batch after which a rank is set aside; where a loss ends the job, how
             long any wait may last (ELCHE_STALL_SECONDS); None: the defaults.
         checkpoint: directory of checkpoints (ELCHE_CHECKPOINT); None: none are written.

@@ -16,7 +16,7 @@ from elche.training.buckets import Bucket
 from elche.training.host_reducer import HostReducer
 from elche.training.nccl_wire import NcclWireReducer
 from elche.training.reducer import AloneReducer, NcclReducer, Reducer
-from elche.training.shared_reducer import Home, SharedReducer
+from elche.training.shared_reducer import Home, SharedReducer, can_share
 from elche.training.wire import Wire
 from elche.world import World
 
@@ -37,6 +37,7 @@ class Reducers:
         self._made: dict[object, Reducer] = {}  # on GPUs: to be given back
         self._on_cpus: MutableMapping[object, Reducer] = WeakKeyDictionary()
         self._homes: MutableMapping[object, Home] = WeakKeyDictionary()
+        self._num_shared = 0  # with the ranks there are now
         self._told: str | None = None
         self._num_failures = 0
         self._given_up: str | None = None
@@ -92,7 +93,7 @@ class Reducers:
 
     def retire(self) -> None:
         """Begin to give back all, the oldest first; does not wait: one may hang on the kernel of another."""
-        for reducer in self._made.values():
+        for reducer in (*self._made.values(), *self._on_cpus.values()):
             reducer.retire()
 
     def close(self) -> None:
@@ -114,6 +115,7 @@ class Reducers:
             reducer.end()
         self._made.clear()
         self._on_cpus.clear()
+        self._num_shared = 0
 
     def _note(self, reducer: NcclReducer) -> None:
         """Count failures in a row, so that the ranks do not begin again for ever."""
@@ -131,9 +133,11 @@ class Reducers:
             return AloneReducer(wire)
         if wire is not None:
             return HostReducer(comm, one_by_one=True, wire=wire)
-        if comm.local_size < comm.size or self._world.environment.backend == "mpi":
+        if not can_share(comm) or self._world.environment.backend == "mpi":
             return HostReducer(comm, one_by_one=False)
-        reducer = SharedReducer(comm, self._homes.setdefault(user, Home(buckets)))
+        home = self._homes.setdefault(user, Home(buckets))
+        reducer = SharedReducer(comm, home, f"sum-{self._num_shared}")
+        self._num_shared += 1
         if why := reducer.connect():
             self._tell(comm, f"gradients are summed over MPI, not in shared memory: {why}")
             return HostReducer(comm, one_by_one=False)

@@ -1,8 +1,9 @@
-"""Sums of buckets in memory that all ranks share: nothing is sent.
+"""Sums of buckets in memory that the ranks of a host share: on one host nothing is sent.
 
-Each rank's `own_n` lies where all can read it, and `sum_n` is one for all. Once every rank has done its
-batches, which the exchange tells, rank r adds up the r-th part of each bucket, in rank order. Once all agree
-that they have, the sum is whole, and is read where it lies.
+Each rank's `own_n` lies where the others of its host can read it, and `sum_n` is one for all of them. Once
+every rank has done its batches, which the exchange tells, the host's r-th rank adds up the r-th part of each
+bucket, in rank order. Where there are more hosts, their r-th ranks then sum that part over MPI, all parts at
+once. When all agree that they have, the sum is whole, and is read where it lies.
 
 Each view has a sum of its own: a rank that was stopped while it added, and wakes in another view, writes to
 memory that nobody looks at any more.
@@ -72,22 +73,29 @@ class Home:
 
 
 class SharedReducer(Plain):
-    """For ranks of one host, with their buckets on the CPU."""
+    """For ranks with their buckets on the CPU, as many on each host."""
 
     is_whole = False
 
-    def __init__(self, comm: Comm, home: Home) -> None:
+    def __init__(self, comm: Comm, home: Home, name: str) -> None:
         """Prepare; nothing is shared yet.
 
         Args:
-            comm: the ranks.
+            comm: the ranks, see `can_share`.
             home: of this rank's buckets.
+            name: not used before with these ranks.
         """
-        self._comm, self._home = comm, home
-        self._chunks: list[tuple[Tensor, list[Tensor]]] = []  # of the sum, and of what every rank has for it
+        self._comm, self._home, self._name = comm, home, name
+        self._near = [rank for rank, host in enumerate(comm.hosts) if host == comm.hosts[comm.rank]]
+        self._place = self._near.index(comm.rank)
+        self._over_hosts: Comm | None = None
+        self._parts: list[
+            tuple[Tensor, Tensor]
+        ] = []  # this rank's, of each bucket: this host's sum, all hosts'
+        self._chunks: list[tuple[Tensor, list[Tensor]]] = []  # of this host's sum, and of what each rank has
 
     def connect(self) -> str | None:
-        """Find the other ranks' buckets, and make room for the sum; collective.
+        """Find the buckets of this host's other ranks, and make room for the sum; collective.
 
         Returns:
             None; or why not, the same on all ranks.
@@ -100,12 +108,13 @@ class SharedReducer(Plain):
             words = all_gather_bytes(self._comm, offered)
             segments: list[Segment] = []
             if all(words):
-                segments, reason = _attached([json.loads(word) for word in words])
+                segments, reason = _attached([json.loads(words[rank]) for rank in self._near])
             reasons = all_gather_bytes(self._comm, reason.encode())
         for rank, word in enumerate(reasons):
             if word:
                 return f"rank {rank}: {word.decode()}"
         self._lay_out(segments[0], segments[1:])
+        self._reach_hosts()
         return None
 
     def all_reduce(
@@ -124,20 +133,30 @@ class SharedReducer(Plain):
             torch.add(first_n, others[0], out=sum_n)
             for own_n in others[1:]:
                 sum_n.add_(own_n)
+        if self._over_hosts is not None:
+            own, total = ([part_n.numpy() for part_n in parts] for parts in zip(*self._parts, strict=True))
+            self._over_hosts.all_reduce(own, total)
         if sends:
             self._comm.all_reduce(sends, sums)
+
+    def retire(self) -> None:
+        """Let nobody wait for this rank on another host."""
+        if self._over_hosts is not None:
+            self._over_hosts.revoke()
 
     def end(self) -> None:
         """Let the sum be this rank's own again."""
         for bucket in self._home.buckets:
             bucket.place_sum(torch.zeros_like(bucket.own_n), is_shared=False)
-        self._chunks = []
+        self._chunks, self._parts = [], []
+        if self._over_hosts is not None:
+            self._over_hosts.close()
 
     def _offer(self, open_offers: ExitStack) -> tuple[bytes, str]:
-        """Return where this rank's buckets are, and on rank 0 the sum's; and why not."""
+        """Return where this rank's buckets are, and on a host's first rank the sum's; and why not."""
         try:
             tickets = [self._home.move_in()]
-            if self._comm.rank == 0:
+            if self._place == 0:
                 total = Offer(self._home.places[-1])
                 open_offers.callback(total.close)
                 tickets.append(total.ticket)
@@ -146,13 +165,41 @@ class SharedReducer(Plain):
         return json.dumps(tickets).encode(), ""
 
     def _lay_out(self, total: Segment, owns: Sequence[Segment]) -> None:
+        is_sole_host = len(self._near) == self._comm.size
         laid = [self._home.laid_in(segment) for segment in (total, *owns)]
         for bucket, sum_n, *owns_wn in zip(self._home.buckets, *laid, strict=True):
             bucket.place_sum(sum_n, is_shared=True)
+            mine = _part(sum_n, self._place, len(self._near))
+            sum_n = sum_n[mine]
+            near_n = sum_n if is_sole_host else torch.empty_like(sum_n)
+            self._parts.append((near_n, sum_n))
+            parts = [own_n[mine] for own_n in owns_wn]
             self._chunks += [
-                (sum_n[part], [own_n[part] for own_n in owns_wn])
-                for part in _parts(sum_n.numel(), sum_n.itemsize, self._comm.rank, self._comm.size)
+                (near_n[chunk], [part_n[chunk] for part_n in parts]) for chunk in _chunks(near_n)
             ]
+
+    def _reach_hosts(self) -> None:
+        """Make the communicator of the ranks that have this one's place on their hosts."""
+        hosts = self._comm.hosts
+        if len(set(hosts)) > 1:
+            peers = [
+                [r for r, at in enumerate(hosts) if at == host][self._place] for host in dict.fromkeys(hosts)
+            ]
+            limit = self._comm.deadline_seconds
+            self._over_hosts = self._comm.beside(peers, f"{self._name}-{self._place}", deadline_seconds=limit)
+
+
+def can_share(comm: Comm) -> bool:
+    """Return whether every host has several ranks, and as many as any other.
+
+    Args:
+        comm: the ranks.
+
+    Returns:
+        The same on all ranks.
+    """
+    counts = {comm.hosts.count(host) for host in comm.hosts}
+    return len(counts) == 1 and counts != {1}
 
 
 def _attached(tickets: Sequence[Sequence[Sequence[object]]]) -> tuple[list[Segment], str]:
@@ -171,13 +218,17 @@ def _places(buckets: Sequence[Bucket]) -> list[int]:
     return list(accumulate(sizes, initial=0))
 
 
-def _parts(numel: int, itemsize: int, rank: int, size: int) -> list[slice]:
-    """Cut a rank's part of a bucket into chunks.
+def _part(bucket_n: Tensor, place: int, num_places: int) -> slice:
+    """Return which part of a bucket is one rank's.
 
-    >>> _parts(100, 4, 1, 3)
-    [slice(48, 96, None)]
+    >>> _part(torch.zeros(100), 1, 3)
+    slice(48, 96, None)
     """
-    align, chunk = ALIGN_BYTES // itemsize, CHUNK_BYTES // itemsize
-    part = -(-numel // (size * align)) * align
-    begin, end = min(numel, rank * part), min(numel, (rank + 1) * part)
-    return [slice(at, min(end, at + chunk)) for at in range(begin, end, chunk)]
+    numel, align = bucket_n.numel(), ALIGN_BYTES // bucket_n.itemsize
+    length = -(-numel // (num_places * align)) * align
+    return slice(min(numel, place * length), min(numel, (place + 1) * length))
+
+
+def _chunks(part_n: Tensor) -> list[slice]:
+    length = CHUNK_BYTES // part_n.itemsize
+    return [slice(at, at + length) for at in range(0, part_n.numel(), length)]

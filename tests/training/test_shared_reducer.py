@@ -29,7 +29,7 @@ def buckets_of(rank, numel, dtype=torch.float32):
 
 
 def connected(comm, buckets):
-    reducer = SharedReducer(comm, Home(buckets))
+    reducer = SharedReducer(comm, Home(buckets), "one")
     assert reducer.connect() is None
     return reducer
 
@@ -92,7 +92,7 @@ def test_who_wakes_in_the_midst_of_an_old_sum_writes_where_nobody_looks():
     def live(comm):
         buckets = buckets_of(comm.rank, 100)
         home = Home(buckets)
-        old, new = (SharedReducer(comm, home) for _ in range(2))
+        old, new = (SharedReducer(comm, home, name) for name in ("old", "new"))
         for reducer in (old, new):
             assert reducer.connect() is None
         sums = summed(comm, new, buckets)
@@ -126,8 +126,8 @@ def test_an_old_views_files_are_closed():
     def live(comm):
         buckets, seen = buckets_of(comm.rank, 100), []
         home = Home(buckets)
-        for _ in range(5):
-            reducer = SharedReducer(comm, home)
+        for view in range(5):
+            reducer = SharedReducer(comm, home, f"view-{view}")
             assert reducer.connect() is None
             assert comm.agree(True)
             seen.append(open_segments())
@@ -173,12 +173,61 @@ def test_one_host_shares_memory(by_messages, capfd):
     assert LINE not in capfd.readouterr().err
 
 
-def test_more_hosts_do_not(by_messages, monkeypatch):
-    alone = property(lambda comm: 1, lambda comm, value: None)
-    monkeypatch.setattr(memory.MemoryComm, "local_size", alone, raising=False)
+def on_hosts(monkeypatch, *hosts):
+    """Let the ranks be on these hosts."""
+    told = property(lambda comm: list(hosts[: comm.size]), lambda comm, value: None)
+    monkeypatch.setattr(memory.MemoryComm, "hosts", told, raising=False)
+
+
+@pytest.mark.parametrize("hosts", [(0, 1, 2), (0, 0, 1), (0, 1, 0)])
+def test_hosts_with_one_rank_or_different_numbers_send_all(hosts, by_messages, monkeypatch):
+    on_hosts(monkeypatch, *hosts)
     state, ways = train()
     assert ways == [HostReducer]
     rig.assert_equal(by_messages, state)
+
+
+@pytest.mark.parametrize(
+    "hosts", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 0, 0, 1, 1, 1), (0, 1, 2, 0, 1, 2)]
+)
+def test_hosts_sum_first_and_then_meet(hosts, monkeypatch):
+    on_hosts(monkeypatch, *hosts)
+    reached = []
+    plain = memory.MemoryComm.beside
+
+    def beside(comm, ranks, name, *, deadline_seconds):
+        reached.append(tuple(ranks))
+        return plain(comm, ranks, name, deadline_seconds=deadline_seconds)
+
+    monkeypatch.setattr(memory.MemoryComm, "beside", beside)
+
+    def live(comm, numel):
+        buckets = buckets_of(comm.rank, numel)
+        reducer, sums = connected(comm, buckets), []
+        for window in range(2):
+            for bucket in buckets:
+                bucket.own_n.fill_(10.0**window * (comm.rank + 1))
+            assert comm.agree(True)
+            sums.append([set(sum_n.tolist()) for sum_n in summed(comm, reducer, buckets)])
+        reducer.end()
+        return sums
+
+    n = len(hosts)
+    total = n * (n + 1) / 2
+    for numel in (1, 17, CHUNK + 1):
+        expected = [[{total * 10.0**window}] * 2 for window in range(2)]
+        assert memory.run(n, live, numel) == [expected] * n
+    for peers in reached:
+        assert sorted(hosts[rank] for rank in peers) == sorted(set(hosts)), "one of each host"
+
+
+def test_training_over_two_hosts(monkeypatch):
+    rig.fix_counts(monkeypatch, (2, 1, 1, 3), (1, 0, 3, 1))
+    alone, _ = train(4)
+    on_hosts(monkeypatch, 0, 0, 1, 1)
+    state, ways = train(4)
+    assert ways == [SharedReducer]
+    rig.assert_close(state, alone)
 
 
 def refuse(*args):
