@@ -28,6 +28,7 @@ from elche.errors import (
     OperationMismatchError,
 )
 
+LINGER_SECONDS = 1e-3  # what begins in this time goes in one round, unless somebody waits already
 REST_SECONDS, LONGEST_REST_SECONDS = 0.5e-3, 5e-3
 STALL_WARNING_SECONDS = 60.0
 LEAVE_SECONDS = 1.0  # a farewell that nobody hears in this time is not waited for
@@ -69,6 +70,7 @@ class Channel:
         self._handles: dict[str, Handle] = {}
         self._later: dict[str, list[tuple[Request, Handle | None]]] = {}  # once a refusal of the name is told
         self._warned: set[str] = set()
+        self._lingers = self._hurried = False
         self._broken: HorovodInternalError | None = None
         self._absent: list[int] = []
         self._closing_since: float | None = None
@@ -125,10 +127,18 @@ class Channel:
             self._submitted[request.name] = time.monotonic()
             self._new.append(request)
             if handle is not None:
+                handle.hurry = self._hurry
                 self._handles[request.name] = handle
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="elche-collectives", daemon=True)
                 self._thread.start()
+            if not self._lingers:  # it would wake for each of a thousand, and take the lock of Python's
+                self._changed.notify()
+
+    def _hurry(self) -> None:
+        """Note that somebody waits."""
+        with self._changed:
+            self._hurried = True
             self._changed.notify()
 
     def _is_refusal(self, name: str) -> bool:
@@ -184,6 +194,12 @@ class Channel:
                 rest = min(LONGEST_REST_SECONDS, REST_SECONDS * 2 ** min(quiet_rounds, 10))
                 self._changed.wait(rest)
             self._changed.wait_for(lambda: self._submitted or self._closing_since is not None)
+            self._lingers = True
+            if self._new:
+                self._changed.wait_for(
+                    lambda: self._hurried or self._closing_since is not None, LINGER_SECONDS
+                )
+            self._lingers = self._hurried = False
             self._round_begun = time.monotonic()
             self._look_at, self._absent = self._round_begun + min(1.0, self._warn_after / 4), []
 

@@ -32,7 +32,8 @@ def batches(ready: Sequence[Ready], most_bytes: int = FUSION_BYTES) -> list[list
     open_batches: dict[object, tuple[list[Ready], int]] = {}  # by what they have in common, with their bytes
     for one in ready:
         key = _alike(one)
-        size = max(num_bytes(part) for part in one.parts.values())
+        parts = one.parts.values() if one.one.kind == ALLGATHER else [one.one]  # others' are equal
+        size = max(map(num_bytes, parts))
         batch, filled = open_batches.get(key, ([], 0))
         if key is None or not batch or filled + size > most_bytes:
             batch, filled = [], 0

@@ -20,6 +20,7 @@ class Handle:
         inputs: this rank's tensors, contiguous and on the CPU.
         sizes: once it has ended: how many rows of its first tensor each rank has sent here.
         starts: of a gather: at which row of each result this rank's own begin.
+        hurry: tells the thread that somebody waits.
         last: once all have joined, the rank that came last.
     """
 
@@ -27,6 +28,7 @@ class Handle:
     inputs: list[Tensor]
     sizes: list[int]
     starts: list[int]
+    hurry: Callable[[], None]
     last: int
 
     def __init__(
@@ -45,20 +47,30 @@ class Handle:
             finish: makes of this handle what `synchronize` returns; None: the result, or None.
         """
         self.request = request
-        self.inputs = [tensor.detach().cpu().contiguous() for tensor in tensors]
+        self.inputs = [_on_host(tensor) for tensor in tensors]
         self._devices = [tensor.device for tensor in tensors]
         self._outputs, self._finish = outputs, finish
         self._results: list[Tensor] = []
         self.sizes, self.starts, self.last = [], [], -1
-        self._done = threading.Event()
+        self._done, self.hurry = threading.Event(), lambda: None
         self._error: BaseException | None = None
         self._is_written = False
 
-    def succeed(self, results: Sequence[Tensor] = ()) -> None:
-        """Let the operation have ended with these results; CPU tensors take them here."""
+    def take(self, results: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Keep the results, and return what is to be copied before the operation has ended: to, and from."""
         self._results, self.inputs = list(results), []
-        if all(device.type == "cpu" for device in self._devices):
-            self._write()
+        self._is_written = all(device.type == "cpu" for device in self._devices)
+        if not self._is_written or self._outputs is None:
+            return []
+        self._results = list(self._outputs)
+        return [
+            (output.detach() if output.requires_grad else output, result)
+            for output, result in zip(self._outputs, results, strict=True)
+            if output.data_ptr() != result.data_ptr()
+        ]
+
+    def succeed(self) -> None:
+        """Let the operation have ended well."""
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
@@ -68,7 +80,9 @@ class Handle:
 
     def is_done(self) -> bool:
         """Return whether it has ended, well or not; then its outputs hold the results."""
-        if self._done.is_set() and self._error is None:
+        if not self._done.is_set():
+            self.hurry()
+        elif self._error is None:
             self._write()
         return self._done.is_set()
 
@@ -81,7 +95,9 @@ class Handle:
         Raises:
             HorovodInternalError: it cannot end, or was refused.
         """
-        self._done.wait()
+        if not self._done.is_set():
+            self.hurry()
+            self._done.wait()
         if self._error is not None:
             raise self._error
         self._write()
@@ -104,17 +120,23 @@ class Handle:
         return self._results
 
     def _write(self) -> None:
-        """Bring the results to where they belong, in the caller's thread and stream where that is a GPU."""
+        """Bring the results to the GPU they belong on, in the caller's thread and stream."""
         if self._is_written:
             return
         self._is_written = True
+        if self._outputs is None:
+            self._results = [
+                result.to(device) for result, device in zip(self._results, self._devices, strict=True)
+            ]
+            return
         with torch.no_grad():
-            if self._outputs is None:
-                self._results = [
-                    result.to(device) for result, device in zip(self._results, self._devices, strict=True)
-                ]
-                return
             for output, result in zip(self._outputs, self._results, strict=True):
-                if output.data_ptr() != result.data_ptr() or output.device != result.device:
-                    output.detach().copy_(result)
+                output.copy_(result)
         self._results = list(self._outputs)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a tensor's values, contiguous and on the CPU; the tensor itself where it is so."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return (tensor if tensor.device.type == "cpu" else tensor.cpu()).contiguous()

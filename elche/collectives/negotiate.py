@@ -150,11 +150,13 @@ def difference(name: str, parts: Parts) -> str:
     Returns:
         The text, in Horovod's words where it has some.
     """
+    one = next(iter(parts.values()))
+    if not one.refusal and all(part == one for part in parts.values()):
+        return ""
     refused = {rank: request.refusal for rank, request in parts.items() if request.refusal}
     if refused:
         return "; ".join(f"rank {rank} refused {name!r}: {why}" for rank, why in refused.items())
-    kind = next(iter(parts.values())).kind
-    for what, value in _compared(kind):
+    for what, value in _compared(one.kind):
         by_value: dict[Any, list[int]] = {}
         for rank, request in sorted(parts.items()):
             by_value.setdefault(value(request), []).append(rank)
