@@ -9,7 +9,6 @@ rounds that brought no news, 5 ms at most.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from elche.collectives.handles import Handle
 from elche.collectives.negotiate import Failed, Joined, Negotiation, Ready, Verdict
 from elche.collectives.requests import ADD_SET, JOIN, REMOVE_SET, News, Request
 from elche.collectives.rounds import exchange
+from elche.collectives.stalls import StallWatch
 from elche.comm.base import Comm
 from elche.errors import (
     CommError,
@@ -30,7 +30,6 @@ from elche.errors import (
 
 LINGER_SECONDS = 1e-3  # what begins in this time goes in one round, unless somebody waits already
 REST_SECONDS, LONGEST_REST_SECONDS = 0.5e-3, 5e-3
-STALL_WARNING_SECONDS = 60.0
 LEAVE_SECONDS = 1.0  # a farewell that nobody hears in this time is not waited for
 
 
@@ -62,19 +61,16 @@ class Channel:
         self.rank, self.size, self.change_sets = rank, size, lambda _: None
         self._make_comm, self._deadline, self._title = connect, deadline_seconds, title
         self._comm: Comm | None = None
-        self._warn_after = min(STALL_WARNING_SECONDS, deadline_seconds / 2)
-        self._changed = threading.Condition()
+        self._stalls = StallWatch(f"rank {rank} of {title}", deadline_seconds)
+        self._changed, self._ended = threading.Condition(), threading.Condition()
         self._new: list[Request] = []
         self._doubled: list[str] = []
         self._submitted: dict[str, float] = {}  # by name, what has not ended, with or without a handle: when
         self._handles: dict[str, Handle] = {}
         self._later: dict[str, list[tuple[Request, Handle | None]]] = {}  # once a refusal of the name is told
-        self._warned: set[str] = set()
         self._lingers = self._hurried = False
         self._broken: HorovodInternalError | None = None
-        self._absent: list[int] = []
         self._closing_since: float | None = None
-        self._round_begun, self._look_at = 0.0, 0.0
         self._number, self._num_joins = 0, 0
         self._thread: threading.Thread | None = None
 
@@ -109,6 +105,8 @@ class Channel:
         self._post(request, None)
 
     def _post(self, request: Request, handle: Handle | None) -> None:
+        if handle is not None:
+            handle.hurry, handle.ended = self._hurry, self._ended
         with self._changed:
             if self._broken is not None:
                 raise HorovodInternalError(
@@ -127,7 +125,6 @@ class Channel:
             self._submitted[request.name] = time.monotonic()
             self._new.append(request)
             if handle is not None:
-                handle.hurry = self._hurry
                 self._handles[request.name] = handle
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="elche-collectives", daemon=True)
@@ -180,7 +177,8 @@ class Channel:
                 leaving = [rank for rank, news in enumerate(news_w) if news.leaving]
                 if leaving:
                     raise CommError(f"ranks {leaving} of {self._title} have shut down")
-                self._warn(negotiation.missing)
+                with self._changed:
+                    self._stalls.after_round(self._submitted, negotiation.missing)
         except BaseException as error:
             self._break(error)
             if self._comm is not None:
@@ -200,12 +198,11 @@ class Channel:
                     lambda: self._hurried or self._closing_since is not None, LINGER_SECONDS
                 )
             self._lingers = self._hurried = False
-            self._round_begun = time.monotonic()
-            self._look_at, self._absent = self._round_begun + min(1.0, self._warn_after / 4), []
+            self._stalls.begin_round()
 
     def _take_news(self) -> News:
         with self._changed:
-            begun = self._round_begun
+            begun = self._stalls.begun
             expired = [name for name, since in self._submitted.items() if begun - since > self._deadline]
             news = News(
                 tuple(self._new), tuple(expired), tuple(self._doubled), self._closing_since is not None
@@ -230,9 +227,16 @@ class Channel:
             except BaseException as error:
                 self._fail(handles.values(), error)
                 raise
+            self._notify()
         for verdict in verdicts:
             if isinstance(verdict, Joined):
                 self._end_join(verdict.last)
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake those that wait for a handle."""
+        with self._ended:
+            self._ended.notify_all()
 
     def _end_join(self, last: int) -> None:
         with self._changed:
@@ -246,9 +250,9 @@ class Channel:
         with self._changed:
             handles = {name: self._handles.pop(name) for name in names if name in self._handles}
             self._doubled = [name for name in self._doubled if name not in names]
+            self._stalls.forget(names)
             for name in names:
                 self._submitted.pop(name, None)
-                self._warned.discard(name)
                 later = self._later.pop(name, [])
                 if later:
                     self._post(*later[0])
@@ -261,40 +265,16 @@ class Channel:
         """While a verb waits: end it where it makes no sense any more, and tell of ranks that do not come."""
         if outer is not None:
             outer()
-        now = time.monotonic()
-        if self._closing_since is not None and now - self._closing_since > LEAVE_SECONDS:
+        if self._closing_since is not None and time.monotonic() - self._closing_since > LEAVE_SECONDS:
             raise CommError("this rank has shut down")
-        if now < self._look_at:
-            return
-        self._absent = comm.absent()
-        self._look_at = now + min(1.0, self._warn_after / 4)
-        if self._absent and now - self._round_begun > self._warn_after:
-            self._tell(self._submitted, lambda _: self._absent)
-
-    def _warn(self, missing: Callable[[str], list[int]]) -> None:
-        """Tell of operations that wait for a rank for long, though it comes to the rounds."""
-        late = time.monotonic() - self._warn_after
         with self._changed:
-            names = [name for name, since in self._submitted.items() if since < late]
-        self._tell(names, missing)
-
-    def _tell(self, names: Iterable[str], missing: Callable[[str], list[int]]) -> None:
-        with self._changed:
-            untold = [name for name in names if name not in self._warned]
-            self._warned.update(untold)
-        if untold:
-            ranks = sorted({rank for name in untold for rank in missing(name)})
-            shown = ", ".join(untold[:5]) + (f" and {len(untold) - 5} more" if len(untold) > 5 else "")
-            sys.stderr.write(
-                f"elche: rank {self.rank} of {self._title} waits for ranks {ranks} in {shown}, for more than "
-                f"{self._warn_after:g} s; after {self._deadline:g} s that is an error\n"
-            )
+            self._stalls.look(comm, self._submitted)
 
     def _break(self, error: BaseException) -> None:
         """Let everything outstanding fail, and all that is submitted from now on."""
         with self._changed:
             if self._broken is None:
-                absent = f"; ranks {self._absent} have not come" if self._absent else ""
+                absent = f"; ranks {self._stalls.absent} have not come" if self._stalls.absent else ""
                 self._broken = HorovodInternalError(f"{error}{absent}")
                 self._broken.__cause__ = error
             handles = self._take([*self._submitted])
@@ -306,3 +286,4 @@ class Channel:
             failure = HorovodInternalError(f"{request.kind} {request.name!r} cannot end: {error}")
             failure.__cause__ = error
             handle.fail(failure)
+        self._notify()

@@ -21,6 +21,8 @@ class Handle:
         sizes: once it has ended: how many rows of its first tensor each rank has sent here.
         starts: of a gather: at which row of each result this rank's own begin.
         hurry: tells the thread that somebody waits.
+        ended: is notified when operations have ended; one for all of a channel, for a thousand handles with a
+            lock of each own keep Python's collector busy.
         last: once all have joined, the rank that came last.
     """
 
@@ -29,6 +31,7 @@ class Handle:
     sizes: list[int]
     starts: list[int]
     hurry: Callable[[], None]
+    ended: threading.Condition
     last: int
 
     def __init__(
@@ -52,7 +55,7 @@ class Handle:
         self._outputs, self._finish = outputs, finish
         self._results: list[Tensor] = []
         self.sizes, self.starts, self.last = [], [], -1
-        self._done, self.hurry = threading.Event(), lambda: None
+        self._done = False
         self._error: BaseException | None = None
         self._is_written = False
 
@@ -70,21 +73,22 @@ class Handle:
         ]
 
     def succeed(self) -> None:
-        """Let the operation have ended well."""
-        self._done.set()
+        """Let the operation have ended well; who waits is still to be notified."""
+        self._done = True
 
     def fail(self, error: BaseException) -> None:
-        """Let the operation have ended with an error."""
+        """Let the operation have ended with an error; who waits is still to be notified."""
         self._error, self.inputs = error, []
-        self._done.set()
+        self._done = True
 
     def is_done(self) -> bool:
         """Return whether it has ended, well or not; then its outputs hold the results."""
-        if not self._done.is_set():
+        if not self._done:
             self.hurry()
-        elif self._error is None:
+            return False
+        if self._error is None:
             self._write()
-        return self._done.is_set()
+        return True
 
     def wait(self) -> Any:
         """Return what it comes to, once it has ended; its own thread keeps the deadline.
@@ -95,9 +99,10 @@ class Handle:
         Raises:
             HorovodInternalError: it cannot end, or was refused.
         """
-        if not self._done.is_set():
+        if not self._done:
             self.hurry()
-            self._done.wait()
+            with self.ended:
+                self.ended.wait_for(lambda: self._done)
         if self._error is not None:
             raise self._error
         self._write()
