@@ -155,7 +155,7 @@ def _all_gather(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle
         for rank in range(comm.size)
     ]
     mine = [to_bytes(tensor) for ready in batch if ready.name in handles for tensor in _own(ready, handles)]
-    own = np.concatenate([np.empty(0, np.uint8), *mine])
+    own = mine[0] if len(mine) == 1 else np.concatenate([np.empty(0, np.uint8), *mine])
     blocks = _gather_blocks(comm, own, [spans[-1][1] if spans else 0 for spans in spans_w])
     results: dict[str, list[Tensor]] = {ready.name: [] for ready in batch}
     for number, (ready, i) in enumerate(tensors):
@@ -172,7 +172,9 @@ def _all_gather(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle
 def _gather_blocks(comm: Comm, own: Buffer, sizes: Sequence[int]) -> list[Buffer]:
     """Return every rank's bytes, of known sizes."""
     longest = max(sizes)
-    if longest <= PADDED_BYTES or min(sizes) == longest:
+    if min(sizes) == longest:
+        return list(comm.all_gather(own))
+    if longest <= PADDED_BYTES:
         padded = np.zeros(longest, np.uint8)
         padded[: own.size] = own
         return [row[:size] for row, size in zip(comm.all_gather(padded), sizes, strict=True)]
