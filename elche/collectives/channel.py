@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from elche.collectives.execution import execute
 from elche.collectives.fusion import batches
@@ -182,8 +183,9 @@ class Channel:
         except BaseException as error:
             self._break(error)
             if self._comm is not None:
-                self._comm.revoke()
-                self._comm.close()
+                with suppress(CommError):  # this process itself may be what is gone
+                    self._comm.revoke()
+                    self._comm.close()
 
     def _await_work(self, quiet_rounds: int) -> None:
         """Return when there is a round to go to; sleeps while nothing is outstanding."""
