@@ -104,13 +104,13 @@ def test_who_has_nothing_outstanding_costs_nothing():
 
 
 def test_a_lost_rank_fails_what_is_outstanding_on_the_others():
-    outstanding, left_behind = threading.Barrier(3), []
+    outstanding, worlds = threading.Barrier(3), []
 
     def live(rendezvous):
         hvd.init(rendezvous)
+        worlds.append(world.current())
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist() == [3.0]
         if rendezvous.process == 1:
-            left_behind.append(world.current().operations)
             outstanding.wait(20)
             rendezvous.machine.kill(1)
             rendezvous.gone()
@@ -121,5 +121,7 @@ def test_a_lost_rank_fails_what_is_outstanding_on_the_others():
         return "went on"
 
     outcomes = run_elastic(3, live, timeout_seconds=30)
-    left_behind[0].close()  # a process that is killed takes its threads along
+    for one in worlds:  # a process that ends takes its threads along
+        one.operations.close()
+        one.group.close()
     assert [outcome.result for outcome in outcomes] == ["went on", None, "went on"]
