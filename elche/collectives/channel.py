@@ -279,8 +279,12 @@ class Channel:
                 absent = f"; ranks {self._stalls.absent} have not come" if self._stalls.absent else ""
                 self._broken = HorovodInternalError(f"{error}{absent}")
                 self._broken.__cause__ = error
-            handles = self._take([*self._submitted])
-        self._fail(handles.values(), self._broken)
+            later = [
+                handle for waiting in self._later.values() for _, handle in waiting if handle is not None
+            ]
+            self._later.clear()
+            handles = [*self._take([*self._submitted]).values(), *later]
+        self._fail(handles, self._broken)
 
     def _fail(self, handles: Iterable[Handle], error: BaseException) -> None:
         for handle in handles:

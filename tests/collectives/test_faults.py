@@ -92,6 +92,20 @@ def test_what_is_outstanding_at_shutdown_fails():
     ranks(2, script)
 
 
+def test_what_waits_for_a_refusal_to_be_told_fails_at_shutdown_too():
+    def script(rank):
+        hvd.barrier()
+        if rank == 1:
+            return
+        with pytest.raises(ValueError, match="root_rank must be one of"):
+            hvd.broadcast_async(torch.ones(1), 7, name="x")
+        handle = hvd.allreduce_async(torch.ones(1), name="x")
+        with pytest.raises(hvd.HorovodInternalError, match="allreduce 'x' cannot end"):
+            hvd.synchronize(handle)
+
+    ranks(2, script)
+
+
 def test_who_has_nothing_outstanding_costs_nothing():
     def script(rank):
         hvd.barrier()
