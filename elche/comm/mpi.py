@@ -190,7 +190,7 @@ class MpiComm:
     def revoke(self) -> None:
         """Make every verb under way and to come fail, on all ranks where the MPI has ULFM."""
         self._unusable = self._unusable or "it was revoked"
-        with suppress(self._mpi_error):
+        with suppress(self._mpi_error, NotImplementedError):  # an MPI without ULFM
             self._comm.Revoke()
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class NcclComm:
         self._running: Call | None = None
         self._aborting: Call | None = None
         self._attended: threading.Event | None = None
-        self._retiring, self._until = threading.Lock(), 0.0
+        self._retiring = threading.Lock()
         self._finalizer = weakref.finalize(self, abort_unclosed, self._raw)
 
     def connect(self) -> str | None:
@@ -113,7 +113,6 @@ class NcclComm:
         """
         self.refuse_aborted()
         limit = self.host.deadline_seconds
-        self._until = time.perf_counter() + limit
         self._run("all_reduce", lambda: self._group(parts, stream), limit)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
@@ -127,7 +126,7 @@ class NcclComm:
         """
         try:
             self._leave_alone()
-            limit = self._until - time.perf_counter()
+            limit = self.host.deadline_seconds  # from here: it may have been launched before the others came
             if not self._poller.wait(is_done, limit_seconds=limit, watch=self._look):
                 raise self._failure("all_reduce", None)
             self._check()  # a sum that was given up ends, too

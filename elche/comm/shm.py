@@ -68,7 +68,9 @@ class Segment:
             OSError: it cannot be opened or mapped.
             ValueError: what is there is something else.
         """
-        fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(
+            f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        )
         try:
             mapped = mmap.mmap(fd, HEADER_BYTES + ticket.num_bytes)
         finally:

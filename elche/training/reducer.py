@@ -1,4 +1,4 @@
-"""What sums the buckets over the ranks: NCCL; nothing, where a rank is alone; the host, in its own file."""
+"""What sums the buckets over the ranks: NCCL; nothing, where one is alone. Others have files of their own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from elche.training.wire import Wire
 
 
 class Reducer(Protocol):
-    """Sums the buckets of all ranks.
-
-    Attributes:
-        is_whole: whether the sum is whole once this rank's `all_reduce` has returned; else once all have.
-    """
-
-    is_whole: bool
+    """Sums the buckets of all ranks."""
 
     def begin(self, bucket: Bucket) -> None:
         """Begin early with a bucket whose `sum_n` holds what its `own_n` is going to; does not wait.
@@ -81,8 +75,6 @@ class Reducer(Protocol):
 class Plain:
     """A reducer that begins nothing early, and has nothing to give back: a communicator is revoked."""
 
-    is_whole = True
-
     def begin(self, bucket: Bucket) -> None:
         """Do nothing."""
 
@@ -109,12 +101,10 @@ class NcclReducer:
     Attributes:
         comm: the ranks.
         has_reduced: whether it has ever summed.
-        is_whole: that of a rank is.
     """
 
     comm: NcclComm
     has_reduced: bool
-    is_whole: bool = True
 
     def __init__(self, comm: NcclComm, device: torch.device) -> None:
         """Sum over `comm`.
@@ -180,8 +170,9 @@ class NcclReducer:
         self.comm.retire()
 
     def end(self) -> None:
-        """Wait until it is aborted."""
+        """Wait until it is aborted; what comes in the current stream waits for what was behind it."""
         self.comm.end()
+        self._side.lead()
 
     def close(self) -> None:
         """Abort, and wait for it only for a moment."""

@@ -34,7 +34,7 @@ class Reducers:
         """
         self._world = world
         self._comm: Comm | None = None
-        self._made: dict[object, Reducer] = {}  # on GPUs: to be given back
+        self._on_gpus: dict[object, Reducer] = {}  # of some rank: to be given back
         self._on_cpus: MutableMapping[object, Reducer] = WeakKeyDictionary()
         self._homes: MutableMapping[object, Home] = WeakKeyDictionary()
         self._num_shared = 0  # with the ranks there are now
@@ -71,7 +71,7 @@ class Reducers:
         if comm is not self._comm:
             self._end()
             self._comm = comm
-        made, choose = (self._made, self._choose) if some_on_gpu else (self._on_cpus, self._choose_on_cpus)
+        made, choose = (self._on_gpus, self._choose) if some_on_gpu else (self._on_cpus, self._choose_on_cpus)
         if user not in made:
             made[user] = choose(user, comm, buckets, wire)
         return made[user]
@@ -83,37 +83,38 @@ class Reducers:
             user: whose buckets it sums.
 
         Returns:
-            None where there is no such thing, on any rank.
+            None where there is no such thing; so it is on all ranks then.
         """
-        return self._made.get(user) if self._world.comm is self._comm else None
+        return self._on_gpus.get(user) if self._world.comm is self._comm else None
 
     def is_sole(self, user: object) -> bool:
         """Return whether sums of nobody else could get between a user's, in another order on each rank."""
-        return [*self._made] == [user]
+        return [*self._on_gpus] == [user]
 
     def retire(self) -> None:
         """Begin to give back all, the oldest first; does not wait: one may hang on the kernel of another."""
-        for reducer in (*self._made.values(), *self._on_cpus.values()):
+        for reducer in (*self._on_gpus.values(), *self._on_cpus.values()):
             reducer.retire()
 
     def close(self) -> None:
         """Give back all before this process ends, and wait for that only for a moment."""
-        self.retire()
-        for reducer in self._made.values():
+        for reducer in self._on_gpus.values():
+            reducer.retire()
+        for reducer in (*self._on_gpus.values(), *self._on_cpus.values()):
             reducer.close()
-        for forgotten in (self._made, self._on_cpus, self._homes):
+        for forgotten in (self._on_gpus, self._on_cpus, self._homes):
             forgotten.clear()
 
     def _end(self) -> None:
         """Give back all that was made for the ranks there were, and wait until that is done."""
         self.retire()
-        for reducer in self._made.values():
+        for reducer in self._on_gpus.values():
             reducer.end()
             if isinstance(reducer, NcclReducer):
                 self._note(reducer)
         for reducer in self._on_cpus.values():
             reducer.end()
-        self._made.clear()
+        self._on_gpus.clear()
         self._on_cpus.clear()
         self._num_shared = 0
 
@@ -138,6 +139,7 @@ class Reducers:
         home = self._homes.setdefault(user, Home(buckets))
         reducer = SharedReducer(comm, home, f"sum-{self._num_shared}")
         self._num_shared += 1
+        self._on_cpus[user] = reducer  # from here on it is to be given back
         if why := reducer.connect():
             self._tell(comm, f"gradients are summed over MPI, not in shared memory: {why}")
             return HostReducer(comm, one_by_one=False)
@@ -153,7 +155,7 @@ class Reducers:
         if why is None and gpu is not None:
             nccl = NcclComm(cupy, comm, gpu.number)
             reducer = NcclReducer(nccl, device) if wire is None else NcclWireReducer(nccl, device, wire)
-            self._made[user] = reducer  # from here on it is to be given back
+            self._on_gpus[user] = reducer  # from here on it is to be given back
             why = self._given_up = reducer.comm.connect()
             if why is None:
                 return reducer

@@ -75,9 +75,14 @@ class Reduction:
         """
         self.reduced = False
         world, present = self._world, self._gradients.present
-        on_gpu, stands = streams.is_gpu(self._gradients.device), self._begin_rest()
-        own = [*present, *self.changed_buffers(row.window), on_gpu, not stands]
-        rows, (*truths, some_on_gpu, some_fell) = self._exchange.meet(row, own)
+        on_gpu = streams.is_gpu(self._gradients.device)
+        try:
+            stands = self._begin_rest()
+            own = [*present, *self._changed_buffers(row.window), on_gpu, not stands]
+            rows, (*truths, some_on_gpu, some_fell) = self._exchange.meet(row, own)
+        except BaseException:  # what was begun would wait for the others on the device
+            self.retire()
+            raise
         generation = 0 if world.group is None else world.group.view.generation
         present, changed = truths[: len(present)], truths[len(present) :]
         return Met(rows, world.slots, present, changed, some_on_gpu, not some_fell, generation)
@@ -100,17 +105,27 @@ class Reduction:
         rank, comm = self._world.rank, self._world.comm
         sends, sums = self._buffers.pack(met.changed, met.moved, rank)
         reducer.all_reduce(buckets, sends, sums, stands=met.stands)
-        self.reduced = reducer.is_whole
+        self.reduced = True
         if not comm.agree(True):
             raise CommError("the window was not agreed on by all ranks")
         self.sync_ms = 1e3 * (time.perf_counter() - begun)
 
-    def settle(self) -> None:
-        """Note that the window counts as it was reduced."""
+    def settle(self, *, updated: bool) -> None:
+        """Note that the window counts as it was reduced.
+
+        Args:
+            updated: whether its sum was used; else no batch counted.
+        """
         self.reduced = False
         self._early.forget()
         if self._wire is not None:
-            self._wire.settle()
+            self._wire.settle(is_used=updated)
+
+    def drop(self) -> None:
+        """Forget the window under way, and what is owed to the next: the others go on without this rank."""
+        self._gradients.begin()
+        if self._wire is not None:
+            self._wire.forget()
 
     def retire(self) -> None:
         """Let nothing go on that was begun with the ranks there were; does not wait."""
@@ -127,7 +142,7 @@ class Reduction:
         reducer.begin_rest(buckets, stands=stands)
         return stands
 
-    def changed_buffers(self, window: int) -> list[bool]:
+    def _changed_buffers(self, window: int) -> list[bool]:
         """Return, by buffer, whether it changed; one that cannot be averaged ends the job for all."""
         try:
             return self._buffers.changed()

@@ -3,7 +3,7 @@
 Each rank's `own_n` lies where the others of its host can read it, and `sum_n` is one for all of them. Once
 every rank has done its batches, which the exchange tells, the host's r-th rank adds up the r-th part of each
 bucket, in rank order. Where there are more hosts, their r-th ranks then sum that part over MPI, all parts at
-once. When all agree that they have, the sum is whole, and is read where it lies.
+once. When every rank knows that all have, the sum is whole, and is read where it lies.
 
 Each view has a sum of its own: a rank that was stopped while it added, and wakes in another view, writes to
 memory that nobody looks at any more.
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from elche.comm.base import Buffer, Comm, all_gather_bytes
 from elche.comm.shm import Offer, Segment, Ticket
+from elche.errors import CommError
 from elche.training.buckets import Bucket
 from elche.training.reducer import Plain
 
@@ -74,8 +75,6 @@ class Home:
 
 class SharedReducer(Plain):
     """For ranks with their buckets on the CPU, as many on each host."""
-
-    is_whole = False
 
     def __init__(self, comm: Comm, home: Home, name: str) -> None:
         """Prepare; nothing is shared yet.
@@ -136,8 +135,11 @@ class SharedReducer(Plain):
         if self._over_hosts is not None:
             own, total = ([part_n.numpy() for part_n in parts] for parts in zip(*self._parts, strict=True))
             self._over_hosts.all_reduce(own, total)
+        # Nobody returns from either before everybody has come.
         if sends:
             self._comm.all_reduce(sends, sums)
+        elif not self._comm.agree(True):
+            raise CommError("not all ranks have added up their parts")
 
     def retire(self) -> None:
         """Let nobody wait for this rank on another host."""
@@ -149,6 +151,10 @@ class SharedReducer(Plain):
         for bucket in self._home.buckets:
             bucket.place_sum(torch.zeros_like(bucket.own_n), is_shared=False)
         self._chunks, self._parts = [], []
+        self.close()
+
+    def close(self) -> None:
+        """Give back what leads to other hosts."""
         if self._over_hosts is not None:
             self._over_hosts.close()
 
@@ -170,9 +176,9 @@ class SharedReducer(Plain):
         for bucket, sum_n, *owns_wn in zip(self._home.buckets, *laid, strict=True):
             bucket.place_sum(sum_n, is_shared=True)
             mine = _part(sum_n, self._place, len(self._near))
-            sum_n = sum_n[mine]
-            near_n = sum_n if is_sole_host else torch.empty_like(sum_n)
-            self._parts.append((near_n, sum_n))
+            total_n = sum_n[mine]
+            near_n = total_n if is_sole_host else torch.empty_like(total_n)
+            self._parts.append((near_n, total_n))
             parts = [own_n[mine] for own_n in owns_wn]
             self._chunks += [
                 (near_n[chunk], [part_n[chunk] for part_n in parts]) for chunk in _chunks(near_n)

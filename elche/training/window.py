@@ -267,7 +267,7 @@ class WindowEngine(Carrier):
         verdict = job.commit([row.measured for row in rows], max(row.sync_ms for row in met.rows))
         self.skipped.append(sum(row.skipped for row in met.rows))
         self._row, self._num_done = None, 0
-        self._reduction.settle()
+        self._reduction.settle(updated=scale is not None)
         self._gradients.begin()
         self._journal.slots_dead()
         self._journal.window(plan, rows, self._reduction.sync_ms, verdict, updated=scale is not None)
@@ -292,7 +292,7 @@ class WindowEngine(Carrier):
     def _drop(self) -> None:
         """Forget the window under way: the others go on without this rank's part."""
         self._row = self._met = self.job.plan = None
-        self._gradients.begin()
+        self._reduction.drop()
         self._stopwatch = Stopwatch(self._gradients.device)
 
     def _refuse_nonfinite(self, position: Range) -> None:

@@ -166,9 +166,17 @@ class Wire:
             self._rounded[bucket] = torch.empty_like(own_n)
         self._sums[bucket].all_reduce(own_n, sum_n, self._rounded.get(bucket))
 
-    def settle(self) -> None:
-        """Let what was rounded off be owed: the window counts."""
-        self._owed, self._rounded = self._rounded, {}
+    def settle(self, *, is_used: bool) -> None:
+        """Let what was rounded off be owed, where the sum is used; else what was owed is owed still.
+
+        Args:
+            is_used: whether it is.
+        """
+        self._owed, self._rounded = self._rounded if is_used else self._owed, {}
+
+    def forget(self) -> None:
+        """Owe nothing any more."""
+        self._owed, self._rounded = {}, {}
 
 
 def _unit(value_n: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,7 +17,7 @@ from trials.scenarios import Scenario
 from trials.training import Record, Snapshot, WindowRecord, make_loader
 
 # Where a window has an end that is not committed.
-UNFINISHED = {"load", "batch", "middle", "last", "exchange", "all_reduce", "add"}
+UNFINISHED = {"load", "batch", "middle", "last", "exchange", "all_reduce", "add", "added"}
 
 
 @dataclass
@@ -95,10 +95,12 @@ def lost_and_joined(job: Job) -> None:
 def returned(job: Job) -> None:
     """What is dealt again is what the lost process had in the window, where it was lost before the commit.
 
-    Where all its messages of the reduce were under way the others may have all they need, and commit.
+    Where all its messages of the reduce were under way, or all ranks had added up theirs, the others may have
+    all they need, and commit.
     """
     for earlier, fired in enumerate(job.fired):
-        has_told_all = fired["at"] == "all_reduce" and fired["number"] >= job.ranks - 1 - earlier
+        num_others = {"all_reduce": job.ranks - 1 - earlier, "added": job.ranks - 1 - earlier, "add": 1}
+        has_told_all = fired["number"] >= num_others.get(fired["at"], job.ranks)
         if fired["at"] in UNFINISHED and fired["kind"] not in STAYS | {"term"} and not has_told_all:
             told = [lost["returned"] for lost in job.events("lost") if lost["process"] == fired["process"]]
             assert positions(fired["share"]) in map(positions, told)

@@ -7,7 +7,8 @@ middle       the same, in the second half of an epoch
 last         the same, in the last window of an epoch
 exchange, all_reduce, agree, send, receive
              in that collective; how many messages it has begun to send (send, receive: a newcomer's state)
-add          where this rank adds up its part of the sum in shared memory; 0: before it does, 1: after it
+add          where this rank adds up its part of the sum in shared memory; 0: before it does, 1: all have
+added        where it waits until all have; how many messages it has begun to send
 commit       when all have agreed, before this rank commits; committed: right after it
 roll call    when this rank is to answer; proposing: when it knows the next view, before it writes it
 epoch        between two epochs
@@ -67,6 +68,7 @@ class Faults:
         self._victim, self._fired = Victim(process, folder / "log.jsonl"), folder / "fired.jsonl"
         self._within: list[str] = []
         self._num_sent = self._num_steps = 0
+        self._is_adding = False
         self._slow_until = -1
         self.job = None
 
@@ -126,12 +128,12 @@ class Faults:
             (Group, "decide", "roll call"),
             (Reduction, "meet", "exchange"),
             (MpiDirectComm, "all_reduce", "all_reduce"),
-            (MpiDirectComm, "agree", "agree"),
             (Transfer, "send", "send"),
             (Transfer, "receive", "receive"),
         ):
             _wrap(owner, name, lambda at=at: self._collective(at))
         _wrap(SharedReducer, "all_reduce", self._add)
+        _wrap(MpiDirectComm, "agree", lambda: self._collective("added" if self._is_adding else "agree"))
         _wrap(Group, "start_up", self._step)
         _wrap(Group, "settle", lambda: self._before("proposing"))
         _wrap(WindowEngine, "_commit", self._commit)
@@ -187,7 +189,11 @@ class Faults:
     @contextmanager
     def _add(self) -> Iterator[None]:
         self.here("add", 0)
-        yield
+        self._is_adding = True
+        try:
+            yield
+        finally:
+            self._is_adding = False
         self.here("add", 1)
 
     @contextmanager

@@ -70,11 +70,14 @@ def test_during_exchange_all_reduce_and_agreement(train, sent):
 
 def test_while_ranks_add_up_what_they_share(train):
     job, _ = train(
-        5,
-        {**MLP, "epochs": 3},
+        7,
+        {**MLP, "epochs": 4},
         Fault(process=4, kind="kill", window=3, at="add", number=0),
-        Fault(process=0, kind="kill", window=6, at="add", number=1),
+        Fault(process=0, kind="kill", window=5, at="added", number=1),
+        Fault(process=6, kind="kill", window=7, at="add", number=1),
         Fault(process=2, kind="raise", window=9, at="add", number=0),
+        Fault(process=5, kind="kill", window=11, at="agree", number=1),
+        Fault(process=1, kind="kill", window=13, at="added", number=1),
     )
     check(job)
 

@@ -13,10 +13,13 @@ SINGLE = {
     **{kind: (kind, "batch") for kind in ("sys_exit_5", "term", "leave_loop", "slow")},
     **{kind: (kind, "middle") for kind in ("stop", "loop")},
     "stuck loader": ("block", "load"),
-    **{at: ("kill", at) for at in ("start", "exchange", "all_reduce", "add", "agree", "commit", "committed")},
+    **{
+        at: ("kill", at)
+        for at in ("start", "exchange", "all_reduce", "add", "added", "agree", "commit", "committed")
+    },
     **{at: ("kill", at) for at in ("last", "epoch")},
 }
-NUMBERS = {"batch": 2, "start": 5, "exchange": 3, "all_reduce": 3, "add": 2, "agree": 3}
+NUMBERS = {"batch": 2, "start": 5, "exchange": 3, "all_reduce": 3, "add": 2, "added": 3, "agree": 3}
 
 
 @pytest.mark.soak

@@ -3,57 +3,16 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 
 import pytest
 import torch
 import training_rig as rig
+from early_rig import DATA, backward, clamp_data_, same_on_gpus, scale_, small_buckets, train, train_here  # noqa: F401
 from fake_gpus import SIDE, STREAM, FakeGpus
-from torch import nn
 
 import elche
-from elche.training import gradients
-from elche.training.buckets import make_buckets
 from elche.training.early import MOST_FALLEN
 from elche.world import current
-
-COUNTS = (2, 1, 1), (1, 0, 2), (3, 1, 1)
-DATA = rig.samples(101)  # 26 batches of 4, 7 windows
-
-
-@pytest.fixture(autouse=True)
-def _small_buckets(monkeypatch):
-    """Each of the four parameters has a bucket of its own."""
-    monkeypatch.setattr(gradients, "make_buckets", partial(make_buckets, cap_bytes=16))
-    rig.fix_counts(monkeypatch, *COUNTS)
-
-
-def backward(optimizer, model, batch):
-    optimizer.zero_grad()
-    rig.squared(model, batch).backward()
-
-
-def train(n=3, go_backward=backward, before_step=lambda optimizer, model: None, **settings):
-    """Train on n ranks; return every rank's parameters."""
-
-    def script(rank):
-        model = rig.mlp()
-        optimizer, loader = rig.distribute(model, rig.sgd(model), DATA, **settings)
-        for batch in loader:
-            go_backward(optimizer, model, batch)
-            before_step(optimizer, model)
-            optimizer.step()
-        return rig.state_of(model)
-
-    return rig.ranks(n, script)
-
-
-def same_on_gpus(monkeypatch, run, **options):
-    """Run on CPUs, then on GPUs: the same bits on all ranks; return the GPUs."""
-    expected = run()[0]
-    gpus = FakeGpus(monkeypatch, **options)
-    rig.assert_equal(expected, *run())
-    return gpus
 
 
 def sums_of(gpus, rank):
@@ -105,15 +64,6 @@ def test_in_other_batches_and_on_cpus_there_is_no_hook(monkeypatch):
     train()
     # After the first window: six with a batch of rank 0's, four with one of rank 1's, five of rank 2's.
     assert [num_hooks.count(rank) for rank in range(3)] == [4 * 6, 4 * 4, 4 * 5]
-
-
-def scale_(optimizer, model):
-    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-
-
-def clamp_data_(optimizer, model):
-    for parameter in model.parameters():
-        parameter.grad.data.clamp_(-0.01, 0.01)  # unseen by autograd's version counters
 
 
 def negate_one_(optimizer, model):
@@ -187,12 +137,26 @@ def test_a_script_that_always_changes_its_gradients_is_guessed_no_more(monkeypat
         assert sums[-4:] == [REST] * 4, "what is begun at step() stands"
 
 
+def test_where_one_rank_cannot_go_on_no_sum_is_left_waiting_on_the_others_devices(monkeypatch):
+    gpus = FakeGpus(monkeypatch)
+
+    def spoil(optimizer, model):
+        if current().comm.rank == 2 and optimizer.window.index == 2:
+            model[0].bias.grad.fill_(torch.nan)
+
+    def script(rank):
+        with pytest.raises(elche.errors.NonFiniteError, match="rank 2"):
+            train_here(before_step=spoil, nonfinite="raise")
+        return gpus.calls(rank, "abort")
+
+    assert rig.ranks(3, script)[:2] == [["abort"]] * 2
+
+
 @pytest.mark.filterwarnings("ignore:batches with inf or nan:RuntimeWarning")
 def test_a_batch_that_is_left_out_counts_for_nothing(monkeypatch):
     bad = [(x * torch.inf if index in (23, 55) else x, y) for index, (x, y) in enumerate(DATA)]
-    monkeypatch.setitem(globals(), "DATA", bad)
-    same_on_gpus(monkeypatch, train)
-    assert all(tensor.isfinite().all() for tensor in train()[0].values())
+    same_on_gpus(monkeypatch, lambda: train(data=bad))
+    assert all(tensor.isfinite().all() for tensor in train(data=bad)[0].values())
 
 
 def test_a_scaler_divides_in_step(monkeypatch):
@@ -224,47 +188,6 @@ def test_between_two_optimizers_nothing_begins_early(monkeypatch):
     for rank in range(2):
         assert EARLY in sums_of(gpus, rank)[:num_alone]
         assert EARLY not in sums_of(gpus, rank)[num_alone:]
-
-
-def test_on_the_hosts_way_copies_begin_in_backward(monkeypatch):
-    expected = train()[0]
-    gpus = FakeGpus(monkeypatch, available=False)  # no NCCL
-
-    def copies(rank):
-        sides = gpus.sides.get(rank, [])
-        return sum(call[0] == "copy" for side in sides for call in side.calls)
-
-    def at_backward(optimizer, model, batch):
-        before = copies(current().comm.rank)
-        backward(optimizer, model, batch)
-        window, last = optimizer.window, len(optimizer.window.share)
-        begun.setdefault((current().comm.rank, window.index, last), []).append(
-            copies(current().comm.rank) - before
-        )
-
-    begun = {}
-    rig.assert_equal(expected, *train(go_backward=at_backward))
-    for (_, window, share), copied in begun.items():
-        assert copied == [0] * (share - 1) + [4 if window else 0]
-
-
-@pytest.mark.parametrize("change", [scale_, clamp_data_])
-def test_on_the_hosts_way_a_changed_gradient_is_copied_again(change, monkeypatch):
-    same_on_gpus(monkeypatch, lambda: train(before_step=change), gpus=["a", None, "b"])
-
-
-@pytest.mark.parametrize("compression", [elche.Compression.bf16, elche.Compression.fp16])
-def test_compressed_sums_begin_early_too(compression, monkeypatch):
-    def script(rank):
-        model = rig.mlp()
-        loader = elche.DataLoader(DATA, 4)
-        optimizer = elche.DistributedOptimizer(
-            rig.sgd(model), model.named_parameters(), loader=loader, compression=compression
-        )
-        rig.loop(model, optimizer, loader)
-        return rig.state_of(model)
-
-    same_on_gpus(monkeypatch, lambda: rig.ranks(3, script))
 
 
 def test_a_script_that_waits_for_its_gpu_hears_of_a_lost_rank(monkeypatch):

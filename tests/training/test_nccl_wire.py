@@ -164,7 +164,7 @@ def test_large_ones_stay_finite_beside_small_ones(monkeypatch):
 def test_what_is_rounded_off_is_owed_once_the_window_counts(monkeypatch):
     def owed_of(reducer, buckets, wire):
         before = dict(wire._owed)
-        wire.settle()
+        wire.settle(is_used=True)
         return before, wire._owed, [bucket.own_n for bucket in buckets], [bucket.sum_n for bucket in buckets]
 
     told = sums_by_nccl(FakeGpus(monkeypatch), 2, owed_of)
@@ -190,7 +190,7 @@ def test_nccl_is_given_up_and_what_is_owed_goes_on(monkeypatch):
             for step in steps:
                 sum_n = torch.empty(100)
                 wire_.all_reduce(step, (0,), torch.linspace(0.1, 0.2, 100), sum_n)
-                wire_.settle()
+                wire_.settle(is_used=True)
                 sums.append(sum_n)
         return sums
 

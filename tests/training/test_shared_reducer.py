@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import training_rig as rig
@@ -9,6 +11,7 @@ from segments import open_segments
 
 from elche.comm import memory, shm
 from elche.config import Environment
+from elche.errors import CommError
 from elche.training.buckets import make_buckets
 from elche.training.host_reducer import HostReducer
 from elche.training.reducers import Reducers
@@ -219,6 +222,37 @@ def test_hosts_sum_first_and_then_meet(hosts, monkeypatch):
         assert memory.run(n, live, numel) == [expected] * n
     for peers in reached:
         assert sorted(hosts[rank] for rank in peers) == sorted(set(hosts)), "one of each host"
+
+
+class User:
+    """Whose buckets they are."""
+
+
+def test_a_connection_that_fails_at_the_last_leaves_no_sum_where_others_write(monkeypatch):
+    on_hosts(monkeypatch, 0, 0, 1, 1)
+    plain = memory.MemoryComm.beside
+
+    def beside(comm, *args, **kwargs):
+        if comm.rank == 0:
+            raise CommError("processes [2] are gone")
+        return plain(comm, *args, **kwargs)
+
+    monkeypatch.setattr(memory.MemoryComm, "beside", beside)
+
+    def live(comm):
+        world, user = SimpleNamespace(comm=comm, environment=Environment()), User()
+        reducers, buckets = Reducers(world), buckets_of(comm.rank, 100)
+        if comm.rank == 0:
+            with pytest.raises(CommError, match="are gone"):
+                reducers.prepare(user, buckets, None, some_on_gpu=False)
+        else:
+            reducers.prepare(user, buckets, None, some_on_gpu=False)
+        assert all(bucket.is_shared for bucket in buckets)
+        world.comm = memory.single()  # the next view
+        reducers.prepare(user, buckets, None, some_on_gpu=False)
+        return any(bucket.is_shared for bucket in buckets)
+
+    assert memory.run(4, live) == [False] * 4
 
 
 def test_training_over_two_hosts(monkeypatch):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from elche.comm import memory
-from elche.training.transport import HostTransport
-from elche.training.wire import Compression, WireSum, _unit
+from elche.training.transport import AloneTransport, HostTransport
+from elche.training.wire import Compression, Wire, WireSum, _unit
 
 DTYPES = [torch.bfloat16, torch.float16]
 EPS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half a unit in the last place
@@ -152,3 +152,27 @@ def test_float16_is_divided_by_a_power_of_two_that_brings_the_largest_from_2_14_
 def test_feedback_is_for_what_is_rounded():
     assert Compression.fp16.with_error_feedback().error_feedback
     assert not Compression.none.with_error_feedback().error_feedback
+
+
+def summed_alone(wire, value):
+    sum_n = torch.zeros(1)
+    wire.all_reduce(AloneTransport(), (0,), torch.tensor([value]), sum_n)
+    return sum_n.item()
+
+
+@pytest.mark.parametrize(("is_used", "expected"), [(True, 1.0), (False, 1.0 + 2.0**-7)])
+def test_a_sum_that_is_not_used_leaves_what_was_owed(is_used, expected):
+    wire = Wire(Compression.bf16.with_error_feedback())
+    assert summed_alone(wire, 1.0 + 2.0**-9) == 1.0
+    wire.settle(is_used=True)
+    assert summed_alone(wire, 0.0) == 2.0**-9, "the debt is paid"
+    wire.settle(is_used=is_used)
+    assert summed_alone(wire, 1.0 + 2.0**-9 + 2.0**-10) == expected
+
+
+def test_what_is_owed_can_be_forgotten():
+    wire = Wire(Compression.bf16.with_error_feedback())
+    assert summed_alone(wire, 1.0 + 2.0**-9) == 1.0
+    wire.settle(is_used=True)
+    wire.forget()
+    assert summed_alone(wire, 0.0) == 0.0

@@ -75,7 +75,7 @@ def test_what_a_gpu_owes_is_owed_on_the_hosts_way_too():
     for tensor_n, transport in ((own_n.cuda(), AloneTransport()), (own_n, HostTransport(memory.single()))):
         for _ in range(2):
             wire.all_reduce(transport, (0,), tensor_n, sum_n := torch.empty_like(tensor_n))
-            wire.settle()
+            wire.settle(is_used=True)
             sums.append(sum_n[0].item())
     assert sums == [1.0, 1.0, 1 + 2.0**-7, 1.0], "bfloat16's last place there is four times what is lost"
 
@@ -96,7 +96,7 @@ def reduce_by_nccl(host, cupy):
             if window:  # beside the current stream
                 reducer.begin_rest(buckets, stands=True)
             reducer.all_reduce(buckets, [], [], stands=True)
-            on_gpu.settle()
+            on_gpu.settle(is_used=True)
             expected_n = torch.empty(buckets[0].own_n.numel())
             Wire(Compression.fp16).all_reduce(HostTransport(host), (0,), buckets[0].own_n.cpu(), expected_n)
             outcomes.append((buckets[0].sum_n.cpu(), expected_n))
