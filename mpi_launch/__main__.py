@@ -97,7 +97,8 @@ def start(argv: Sequence[str]) -> int:
     if not mpi.has_guards:
         options = replace(options, restarts=0)  # nobody would tell a rank's fault from a host's
     if mpi is not Mpi.ULFM:
-        say(f"{mpirun} is {mpi.value}: a lost rank ends the job{'' if mpi.has_guards else ' for good'}")
+        restarts = "" if mpi.has_guards else ", and --restarts is no use"
+        say(f"{mpirun} is {mpi.value}: a lost rank ends the job{restarts}")
     if options.hosts_from:
         say(f"hosts of {options.hosts_from}: {','.join(map(str, options.hosts))}")
     signals = SignalPipe(CAUGHT)

@@ -202,6 +202,7 @@ def refuse_what_needs_ulfm(options: Options, mpi: Mpi, mpirun: str) -> None:
         "--respawn": options.respawn or None,
         "--max-np": growth,
         "--reset-limit": options.reset_limit,
+        "--max-failures": options.max_failures,
         "--host-discovery-script": options.discovery,
     }
     for option, value in asked.items():

@@ -44,6 +44,7 @@ class Options:
         hosts_from: who has named them where the command line has not; None: it has, or there are none.
         full_names: whether hosts are known by their full names only.
         discovery: a program that names the hosts; None: they stay what they are.
+        most_found: with it, most ranks at any start; None: it has not been asked yet.
         slots_per_host: slots of a host that it names without.
         elastic_seconds: how long to wait for hosts.
         interfaces: network interfaces that ranks talk over; none: any.
@@ -76,6 +77,7 @@ class Options:
     hosts_from: str | None = None
     full_names: bool = False
     discovery: str | None = None
+    most_found: int | None = None
     slots_per_host: int = 1
     elastic_seconds: float = ELASTIC_SECONDS
     interfaces: tuple[str, ...] = ()
@@ -123,7 +125,8 @@ class Options:
     def on_found(self, hosts: tuple[Host, ...]) -> Options:
         """Return the same job on hosts that were found, with as many ranks as fit and may be."""
         slots = sum(host.slots for host in hosts)
-        return replace(self, hosts=hosts, num_ranks=min(slots, self.max_ranks or self.num_ranks))
+        most = self.most_found or self.max_ranks or self.num_ranks
+        return replace(self, hosts=hosts, num_ranks=min(slots, most), most_found=most)
 
 
 def parse_options(

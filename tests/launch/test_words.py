@@ -169,5 +169,9 @@ def test_with_a_discovery_script_the_least_ranks_may_stand_for_the_first() -> No
     assert (options.num_ranks, options.min_ranks, options.max_ranks, options.restarts) == (2, 2, 4, 3)
     for slots, ranks in ((3, 3), (9, 4)):
         assert options.on_found((Host("a", slots),)).num_ranks == ranks
+    few = parse_options(("--host-discovery-script", "true", "-np", "4", SCRIPT), Environment())
+    for slots, ranks in ((2, 2), (9, 4)):  # found anew at each start of the job
+        few = few.on_found((Host("a", slots),))
+        assert few.num_ranks == ranks
     with pytest.raises(ConfigError, match=r"^-np must be given"):
         parse_options(("--host-discovery-script", "true", SCRIPT), Environment())
