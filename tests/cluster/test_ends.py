@@ -139,7 +139,7 @@ def test_the_launcher_knows_of_a_rank_that_came_back(launch, process):
     """Rank 0 too: when it is back it is the lowest rank, and the one that does not know of itself."""
     job = launch("-np", "3", "--stall-seconds", "1", epochs=10_000)
     job.wait_for_window(20)
-    os.kill(job.pid(process), signal.SIGSTOP)
+    job.order(process, "SIGSTOP")  # in a batch: between two of them the script has 600 s
     until(lambda: job.log("lost"))
     os.kill(job.pid(process), signal.SIGCONT)
     until(lambda: job.log("joined"))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 
 import pytest
+from waiting import until
 
 from elche.mpi_launch.doctor import machine
 
@@ -69,10 +70,9 @@ def test_elches_directories_that_no_process_names(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "elche-file").touch()
     env = {**os.environ, "PRTE_MCA_prte_tmpdir_base": f"{tmp_path}/elche-mpi-used"}
-    with subprocess.Popen(
-        ["cat"], env=env, stdin=subprocess.PIPE
-    ):  # Popen has returned: it has its environment
-        assert machine.stale_elche(tmp_path) == [f"{tmp_path}/elche-0123abcd", f"{tmp_path}/elche-mpi-left"]
+    stale = [f"{tmp_path}/elche-0123abcd", f"{tmp_path}/elche-mpi-left"]
+    with subprocess.Popen(["cat"], env=env, stdin=subprocess.PIPE):
+        until(lambda: machine.stale_elche(tmp_path) == stale)  # its environment shows a moment after it began
 
 
 @pytest.mark.parametrize(
