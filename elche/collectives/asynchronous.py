@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elche.collectives import process_sets
-from elche.collectives.arguments import problem_of, reduce_op, split_rows
+from elche.collectives.arguments import reduce_op, split_rows
+from elche.collectives.begin import begin, root_of
 from elche.collectives.handles import Handle
-from elche.collectives.ops import DTYPES, ReduceOp
+from elche.collectives.ops import ReduceOp
 from elche.collectives.process_sets import ProcessSet, global_process_set
 from elche.collectives.requests import (
     ALLGATHER,
@@ -24,49 +24,7 @@ from elche.collectives.requests import (
     ALLTOALL,
     BROADCAST,
     REDUCESCATTER,
-    Request,
 )
-from elche.errors import ConfigError
-
-
-def begin(
-    kind: str,
-    tensors: Sequence[Tensor],
-    name: str | None,
-    process_set: ProcessSet,
-    *,
-    outputs: Sequence[Tensor] | None = None,
-    finish: Callable[[Handle], Any] | None = None,
-    problem: str = "",
-    **said: Any,
-) -> Handle:
-    """Let an operation begin, or refuse it and let the other ranks know.
-
-    Args:
-        kind: which operation.
-        tensors: this rank's.
-        name: of the operation; None: the next number.
-        process_set: which ranks take part.
-        outputs: which tensors take the results; None: new ones.
-        finish: makes of the handle what `synchronize` returns.
-        problem: what is wrong with the call, as far as is known.
-        **said: what else the other ranks are told, fields of `Request`.
-
-    Returns:
-        The handle.
-
-    Raises:
-        ConfigError: something is wrong with the call.
-    """
-    channel = process_sets.current().channel(process_set)
-    dtypes = tuple(DTYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors)
-    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-    request = Request(kind, channel.name(name), dtypes, shapes, **said)
-    problem = problem or problem_of(request, tensors)
-    if problem:
-        channel.refuse(request._replace(refusal=problem))
-        raise ConfigError(f"{kind} {request.name!r}: {problem}")
-    return channel.submit(Handle(request, tensors, outputs, finish))
 
 
 def synchronize(handle: Handle) -> Any:
@@ -173,7 +131,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Begin `grouped_allreduce_`."""
     scales = prescale_factor, postscale_factor
-    op = reduce_op(average, op)
+    op, tensors = reduce_op(average, op), list(tensors)
     return _reduce(ALLREDUCE, tensors, name, op, *scales, process_set, tensors, all_results)
 
 
@@ -222,14 +180,14 @@ def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin `broadcast`."""
-    return begin(BROADCAST, [tensor], name, process_set, **_root(root_rank, process_set))
+    return begin(BROADCAST, [tensor], name, process_set, **root_of(root_rank, process_set))
 
 
 def broadcast_async_(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Begin `broadcast_`."""
-    return begin(BROADCAST, [tensor], name, process_set, outputs=[tensor], **_root(root_rank, process_set))
+    return begin(BROADCAST, [tensor], name, process_set, outputs=[tensor], **root_of(root_rank, process_set))
 
 
 def alltoall_async(
@@ -289,11 +247,3 @@ def sparse_allreduce_async(
 
     rows = [parts.indices().t(), parts.values()]
     return begin(ALLGATHER, rows, name, process_set, finish=summed, op=str(op), splits=shape)
-
-
-def _root(root_rank: int, process_set: ProcessSet) -> dict[str, Any]:
-    """Return the root's number in the process set, and what is wrong with it."""
-    members = process_set.members()
-    if root_rank in members:
-        return {"root": members.index(root_rank)}
-    return {"root": -1, "problem": f"root_rank must be one of {members}, got {root_rank}"}

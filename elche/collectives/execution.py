@@ -19,6 +19,7 @@ from elche.collectives.ops import DTYPE_OF, ReduceOp
 from elche.collectives.reduction import Reduction, all_reduce, from_bytes, reduce_rows, to_bytes
 from elche.collectives.requests import ALLGATHER, ALLREDUCE, ALLTOALL, BROADCAST, REDUCESCATTER
 from elche.comm.base import Buffer, Comm
+from elche.errors import ConfigError
 
 PADDED_BYTES = 1 << 16  # up to here blocks of unequal size are padded and gathered at once
 STEP_BYTES = 1 << 20  # of what goes to each rank in one step of an alltoall, so that padding stays small
@@ -86,13 +87,29 @@ def _give(batch: Sequence[Ready], handles: Mapping[str, Handle], results: Sequen
         for ready, result in zip(batch, results, strict=True)
         if ready.name in handles
     ]
-    pairs = [pair for handle, result in ended for pair in handle.take(result)]
-    if pairs:
-        outputs, values = zip(*pairs, strict=True)
-        with torch.no_grad():
-            torch._foreach_copy_(list(outputs), list(values))
+    pairs_of = [(handle, handle.take(result)) for handle, result in ended]
+    try:
+        _copy([pair for _, pairs in pairs_of for pair in pairs])
+    except RuntimeError:  # a tensor cannot be written to, which concerns nobody but who gave it
+        for handle, pairs in pairs_of:
+            _copy_or_fail(handle, pairs)
     for handle, _ in ended:
         handle.succeed()
+
+
+def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    if pairs:
+        outputs, values = zip(*pairs, strict=True)
+        with torch.inference_mode():  # elsewhere what was made in it cannot be written to
+            torch._foreach_copy_(list(outputs), list(values))
+
+
+def _copy_or_fail(handle: Handle, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    try:
+        _copy(pairs)
+    except RuntimeError as error:
+        what = f"{handle.request.kind} {handle.request.name!r}"
+        handle.fail(ConfigError(f"{what}: its result cannot be written to the tensor given: {error}"))
 
 
 def _all_reduce(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle]) -> None:

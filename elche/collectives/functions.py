@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elche.collectives.asynchronous import begin, broadcast_async_, synchronize
+from elche.collectives.asynchronous import broadcast_async_, synchronize
+from elche.collectives.begin import begin
 from elche.collectives.handles import Handle
 from elche.collectives.process_sets import ProcessSet, global_process_set
 from elche.collectives.requests import ALLGATHER

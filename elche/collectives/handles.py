@@ -97,6 +97,7 @@ class Handle:
             The result, or what `finish` makes of it.
 
         Raises:
+            ConfigError: its result cannot be written to the tensor given.
             HorovodInternalError: it cannot end, or was refused.
         """
         if not self._done:
@@ -134,7 +135,7 @@ class Handle:
                 result.to(device) for result, device in zip(self._results, self._devices, strict=True)
             ]
             return
-        with torch.no_grad():
+        with torch.inference_mode():
             for output, result in zip(self._outputs, self._results, strict=True):
                 output.copy_(result)
         self._results = list(self._outputs)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from elche.collectives import asynchronous, autograd, process_sets
 from elche.collectives.arguments import reduce_op
-from elche.collectives.asynchronous import begin, synchronize
+from elche.collectives.asynchronous import synchronize
+from elche.collectives.begin import begin
 from elche.collectives.handles import Handle
 from elche.collectives.ops import ReduceOp
 from elche.collectives.process_sets import ProcessSet, global_process_set
@@ -72,6 +73,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Return what `allreduce` makes of each tensor, all in one operation."""
+    tensors = list(tensors)
     how = (reduce_op(average, op), prescale_factor, postscale_factor)
     results = autograd.apply(autograd.Allreduce, how, name, process_set, *_pack(tensors, compression))
     return _unpack(results, tensors)
@@ -217,6 +219,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Return what `reducescatter` makes of each tensor, all in one operation."""
+    tensors = list(tensors)
     how = (reduce_op(None, op), prescale_factor, postscale_factor)
     results = autograd.apply(autograd.Reducescatter, how, name, process_set, *_pack(tensors, compression))
     return _unpack(results, tensors)

@@ -6,9 +6,10 @@ import error_laws
 import object_laws
 import operation_laws
 import set_laws
+import tensor_laws
 
 LAWS = {
     law.__name__: law
-    for laws in (operation_laws.LAWS, error_laws.LAWS, object_laws.LAWS, set_laws.LAWS)
+    for laws in (operation_laws.LAWS, error_laws.LAWS, object_laws.LAWS, set_laws.LAWS, tensor_laws.LAWS)
     for law in laws
 }

@@ -204,10 +204,25 @@ def a_name_in_use_is_refused_and_told_to_all(rank, size):
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name=NAME).tolist() == [size, size]
 
 
+def a_tensor_that_cannot_be_written_to_fails_alone(rank, size):
+    odd = rank == size - 1
+    target = torch.zeros(1).expand(4) if odd else torch.zeros(4)
+    others = [hvd.allreduce_async_(torch.ones(2), op=hvd.Sum, name=f"beside {i}") for i in range(2)]
+    handle = hvd.allreduce_async_(target, op=hvd.Sum, name=NAME)
+    assert [hvd.synchronize(other).tolist() for other in others] == [[size, size]] * 2
+    if odd:
+        with pytest.raises(ConfigError, match=f"^allreduce '{NAME}': its result cannot be written"):
+            hvd.synchronize(handle)
+    else:
+        assert hvd.synchronize(handle).tolist() == [0.0] * 4
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name=NAME).tolist() == [size, size]
+
+
 LAWS = [
     different_calls_are_refused_everywhere,
     unnamed_operations_of_different_kinds_are_told_apart,
     what_one_rank_refuses_is_an_error_everywhere,
     wrong_on_all_ranks_is_an_error_on_all,
     a_name_in_use_is_refused_and_told_to_all,
+    a_tensor_that_cannot_be_written_to_fails_alone,
 ]
