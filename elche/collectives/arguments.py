@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from operator import index
 from typing import Any
 
 import torch
@@ -11,29 +12,38 @@ from torch import Tensor
 
 from elche.collectives.ops import DTYPES, ReduceOp
 from elche.collectives.requests import ALLGATHER, ALLREDUCE, ALLTOALL, REDUCESCATTER, Request
-from elche.errors import ConfigError
 
 
-def reduce_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
-    """Return which reduction is meant; an average, where nothing is said.
+def reduce_op(average: bool | None, op: ReduceOp | None) -> tuple[ReduceOp, str]:
+    """Return which reduction is meant, an average where nothing is said, and what is wrong with it.
 
     Args:
         average: Horovod's older way: True for an average, False for a sum.
         op: the reduction.
 
     Returns:
-        The reduction.
-
-    Raises:
-        ConfigError: both are given, or `op` is none.
+        The reduction, and a text that is empty where it is one.
     """
     if average is not None and op is not None:
-        raise ConfigError(f"the op parameter supersedes average, provide only one, got {average} and {op}")
+        why = f"the op parameter supersedes average, provide only one, got {average} and {op}"
+        return ReduceOp.AVERAGE, why
     if average is not None:
-        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM, ""
     if op is not None and not isinstance(op, ReduceOp):
-        raise ConfigError(f"op must be elche.Average, Sum, Min, Max, Product or Adasum, got {op!r}")
-    return op or ReduceOp.AVERAGE
+        why = f"op must be elche.Average, Sum, Min, Max, Product or Adasum, got {op!r}"
+        return ReduceOp.AVERAGE, why
+    return op or ReduceOp.AVERAGE, ""
+
+
+def factors(prescale: Any, postscale: Any) -> tuple[tuple[float, float], str]:
+    """Return the factors before and after a reduction, and what is wrong with them; empty: nothing."""
+    try:
+        told = float(prescale), float(postscale)
+    except (TypeError, ValueError, RuntimeError):
+        return (1.0, 1.0), f"prescale and postscale factors must be numbers, got {prescale!r}, {postscale!r}"
+    if not all(map(isfinite, told)):
+        return told, f"prescale and postscale factors must be finite, got {told[0]}, {told[1]}"
+    return told, ""
 
 
 def split_rows(tensor: Tensor, splits: Any, size: int) -> tuple[tuple[int, ...], str]:
@@ -47,7 +57,7 @@ def split_rows(tensor: Tensor, splits: Any, size: int) -> tuple[tuple[int, ...],
     Returns:
         The numbers of rows, and a text that is empty where they can be sent.
     """
-    rows = tensor.shape[0] if tensor.dim() else 0
+    rows = tensor.shape[0] if isinstance(tensor, Tensor) and tensor.dim() else 0
     if splits is None:
         if rows % size:
             return (), f"without splits the rows must divide by {size} ranks, got {rows} rows"
@@ -57,7 +67,12 @@ def split_rows(tensor: Tensor, splits: Any, size: int) -> tuple[tuple[int, ...],
             shape = tuple(splits.shape)
             return (), f"splits must be a one-dimensional tensor of integers, got {splits.dtype} {shape}"
         splits = splits.tolist()
-    told = tuple(int(split) for split in splits)
+    try:
+        told = tuple(index(split) for split in splits)
+    except TypeError:
+        return (), f"splits must be integers, got {splits!r}"
+    if any(isinstance(split, bool) for split in splits):
+        return (), f"splits must be integers, got {splits!r}"
     if len(told) != size:
         return (), f"splits must have one entry for each of {size} ranks, got {list(told)}"
     if min(told) < 0:
@@ -80,13 +95,14 @@ def problem_of(request: Request, tensors: Sequence[Tensor]) -> str:
     Returns:
         The text, with the value and the bound.
     """
+    strange = [type(tensor).__name__ for tensor in tensors if not isinstance(tensor, Tensor)]
+    if strange:
+        return f"{request.kind} takes tensors, got a {strange[0]}"
     unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in DTYPES]
     if unknown:
         return f"data type must be one of {', '.join(DTYPES.values())}, got {unknown[0]}"
     if any(tensor.layout != torch.strided for tensor in tensors):
         return "tensors must be dense; sparse_allreduce_async takes sparse ones"
-    if not (isfinite(request.prescale) and isfinite(request.postscale)):
-        return f"prescale and postscale factors must be finite, got {request.prescale}, {request.postscale}"
     if request.kind in (ALLGATHER, ALLTOALL, REDUCESCATTER) and any(not tensor.dim() for tensor in tensors):
         return f"{request.kind} takes tensors of at least one dimension, got one of none"
     if request.kind in (ALLREDUCE, REDUCESCATTER):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elche.collectives.arguments import reduce_op, split_rows
+from elche.collectives.arguments import factors, reduce_op, split_rows
 from elche.collectives.begin import begin, root_of
 from elche.collectives.handles import Handle
 from elche.collectives.ops import ReduceOp
@@ -57,13 +57,14 @@ def _reduce(
     kind: str,
     tensors: Sequence[Tensor],
     name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
+    what: tuple[bool | None, ReduceOp | None],
+    scales: tuple[float, float],
     process_set: ProcessSet,
     outputs: Sequence[Tensor] | None = None,
     finish: Callable[[Handle], Any] | None = None,
 ) -> Handle:
+    op, wrong_op = reduce_op(*what)
+    (prescale, postscale), wrong_factors = factors(*scales)
     return begin(
         kind,
         tensors,
@@ -71,9 +72,10 @@ def _reduce(
         process_set,
         outputs=outputs,
         finish=finish,
+        problem=wrong_op or wrong_factors,
         op=str(op),
-        prescale=float(prescale_factor),
-        postscale=float(postscale_factor),
+        prescale=prescale,
+        postscale=postscale,
     )
 
 
@@ -88,7 +90,7 @@ def allreduce_async(
 ) -> Handle:
     """Begin `allreduce`; the tensor must not change until it has ended."""
     scales = prescale_factor, postscale_factor
-    return _reduce(ALLREDUCE, [tensor], name, reduce_op(average, op), *scales, process_set)
+    return _reduce(ALLREDUCE, [tensor], name, (average, op), scales, process_set)
 
 
 def allreduce_async_(
@@ -102,7 +104,7 @@ def allreduce_async_(
 ) -> Handle:
     """Begin `allreduce_`."""
     scales = prescale_factor, postscale_factor
-    return _reduce(ALLREDUCE, [tensor], name, reduce_op(average, op), *scales, process_set, outputs=[tensor])
+    return _reduce(ALLREDUCE, [tensor], name, (average, op), scales, process_set, outputs=[tensor])
 
 
 def grouped_allreduce_async(
@@ -116,8 +118,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Begin `grouped_allreduce`."""
     scales = prescale_factor, postscale_factor
-    op = reduce_op(average, op)
-    return _reduce(ALLREDUCE, tensors, name, op, *scales, process_set, finish=all_results)
+    return _reduce(ALLREDUCE, tensors, name, (average, op), scales, process_set, finish=all_results)
 
 
 def grouped_allreduce_async_(
@@ -131,8 +132,8 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """Begin `grouped_allreduce_`."""
     scales = prescale_factor, postscale_factor
-    op, tensors = reduce_op(average, op), list(tensors)
-    return _reduce(ALLREDUCE, tensors, name, op, *scales, process_set, tensors, all_results)
+    tensors = list(tensors)
+    return _reduce(ALLREDUCE, tensors, name, (average, op), scales, process_set, tensors, all_results)
 
 
 def reducescatter_async(
@@ -145,7 +146,7 @@ def reducescatter_async(
 ) -> Handle:
     """Begin `reducescatter`."""
     scales = prescale_factor, postscale_factor
-    return _reduce(REDUCESCATTER, [tensor], name, reduce_op(None, op), *scales, process_set)
+    return _reduce(REDUCESCATTER, [tensor], name, (None, op), scales, process_set)
 
 
 def grouped_reducescatter_async(
@@ -158,8 +159,7 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Begin `grouped_reducescatter`."""
     scales = prescale_factor, postscale_factor
-    op = reduce_op(None, op)
-    return _reduce(REDUCESCATTER, tensors, name, op, *scales, process_set, finish=all_results)
+    return _reduce(REDUCESCATTER, tensors, name, (None, op), scales, process_set, finish=all_results)
 
 
 def allgather_async(
@@ -224,8 +224,9 @@ def sparse_allreduce_async(
         ConfigError: the tensor is not sparse, or `op` is another one.
     """
     problem = ""
-    if tensor.layout != torch.sparse_coo:
-        problem = f"sparse_allreduce takes a sparse tensor in COO layout, got {tensor.layout}"
+    layout = tensor.layout if isinstance(tensor, Tensor) else type(tensor).__name__
+    if layout != torch.sparse_coo:
+        problem = f"sparse_allreduce takes a sparse tensor in COO layout, got {layout}"
     elif op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         problem = f"sparse_allreduce takes op Sum or Average, got {op}"
     if problem:

@@ -19,6 +19,7 @@ from elche.collectives.asynchronous import (
     grouped_reducescatter_async,
     synchronize,
 )
+from elche.collectives.handles import Handle
 from elche.collectives.ops import ReduceOp
 from elche.collectives.process_sets import ProcessSet
 from elche.collectives.reduction import Reduction, fold
@@ -33,6 +34,11 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
+def _how(handle: Handle) -> tuple[ReduceOp, float, float]:
+    request = handle.request
+    return ReduceOp(request.op), request.prescale, request.postscale
+
+
 class Allreduce(torch.autograd.Function):
     """y = post * op over ranks of (pre * x): a sum or an average of gradients comes back.
 
@@ -44,11 +50,11 @@ class Allreduce(torch.autograd.Function):
         ctx: Any, how: tuple[Any, ...], name: str | None, process_set: ProcessSet, *tensors: Tensor
     ) -> Any:
         """Reduce."""
-        op, prescale, postscale = how
-        handle = grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set)
+        average, op, prescale, postscale = how
+        handle = grouped_allreduce_async(tensors, average, name, op, prescale, postscale, process_set)
         results = synchronize(handle)
-        ctx.how, ctx.name, ctx.process_set = how, handle.request.name, process_set
-        if op in EXTREMES:
+        ctx.how, ctx.name, ctx.process_set = _how(handle), handle.request.name, process_set
+        if ctx.how[0] in EXTREMES:
             ctx.save_for_backward(*tensors, *results)
         return tuple(results)
 
@@ -165,7 +171,7 @@ class Reducescatter(torch.autograd.Function):
         """Reduce, and scatter."""
         op, prescale, postscale = how
         handle = grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale)
-        ctx.how, ctx.name, ctx.process_set = how, handle.request.name, process_set
+        ctx.how, ctx.name, ctx.process_set = _how(handle), handle.request.name, process_set
         return tuple(synchronize(handle))
 
     @staticmethod

@@ -16,6 +16,7 @@ from elche.collectives.requests import Request
 from elche.errors import ConfigError
 
 
+# A call that is wrong takes its name, too: else what has no name would meet another rank's previous one.
 def begin(
     kind: str,
     tensors: Sequence[Tensor],
@@ -47,8 +48,9 @@ def begin(
     """
     tensors = list(tensors)  # it may be a generator
     channel = process_sets.current().channel(process_set)
-    dtypes = tuple(DTYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors)
-    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+    known = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    dtypes = tuple(DTYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in known)
+    shapes = tuple(tuple(tensor.shape) for tensor in known)
     request = Request(kind, channel.name(name), dtypes, shapes, **said)
     problem = problem or problem_of(request, tensors)
     if problem:

@@ -10,41 +10,45 @@ import torch
 from torch import Tensor
 
 from elche.collectives.asynchronous import broadcast_async_, synchronize
-from elche.collectives.begin import begin
+from elche.collectives.begin import begin, root_of
 from elche.collectives.handles import Handle
 from elche.collectives.process_sets import ProcessSet, global_process_set
 from elche.collectives.requests import ALLGATHER
-from elche.errors import ConfigError, MismatchError
+from elche.errors import ConfigError, HorovodInternalError, MismatchError
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor] | Tensor],
     root_rank: int,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrite parameters and buffers on every rank with those of rank `root_rank`.
 
     Args:
-        params: `model.state_dict()` or `model.named_parameters()`.
+        params: `model.state_dict()`, `model.named_parameters()`, or bare tensors in one order on all ranks.
         root_rank: whose.
         process_set: which ranks take part.
 
     Raises:
-        ConfigError: `params` is neither, or what it holds is no tensor.
-        OperationMismatchError: the ranks' tensors differ.
+        ConfigError: what `params` holds is no tensor; the others are broadcast all the same.
+        HorovodInternalError: the ranks' tensors differ, or a rank was lost.
     """
-    named = list(params.items() if isinstance(params, Mapping) else params)
-    handles = []
-    for entry in named:
-        name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else ("", entry)
-        if not isinstance(tensor, Tensor) or not name:
-            raise ConfigError(
-                "params must be a state_dict or named_parameters, of names and tensors, got an entry of type "
-                f"{type(tensor).__name__}"
-            )
-        handles.append(broadcast_async_(tensor, root_rank, f"broadcast_parameters.{name}", process_set))
-    for handle in handles:
-        synchronize(handle)
+    entries = list(params.items() if isinstance(params, Mapping) else params)
+    handles: list[Handle] = []
+    failure: ConfigError | HorovodInternalError | None = None
+    for number, entry in enumerate(entries):
+        name, tensor = entry if isinstance(entry, tuple) and len(entry) == 2 else (number, entry)
+        try:
+            handles.append(broadcast_async_(tensor, root_rank, f"broadcast_parameters.{name}", process_set))
+        except ConfigError as error:
+            failure = failure or error
+    for handle in handles:  # all of them: none is under way when the first error is raised
+        try:
+            synchronize(handle)
+        except (ConfigError, HorovodInternalError) as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def broadcast_optimizer_state(
@@ -62,14 +66,14 @@ def broadcast_optimizer_state(
     Raises:
         MismatchError: some rank's optimizer cannot take that state; the text says which and why.
     """
-    root, members = _root(root_rank, process_set), process_set.members()
-    state = _object_of(optimizer.state_dict(), root, "optimizer", process_set, "cpu")
-    why = ""
-    if process_set.rank() != root:
+    is_root, why = _is_root(root_rank, process_set), ""
+    text = _text_of(optimizer.state_dict(), root_rank, "optimizer", process_set)
+    if not is_root:
         try:
-            optimizer.load_state_dict(state)
-        except (ValueError, KeyError) as error:
+            optimizer.load_state_dict(_read(text, "cpu"))
+        except Exception as error:  # whatever it is, the others wait to hear of it
             why = str(error) or repr(error)
+    members = process_set.members()
     reasons = zip(members, allgather_object(why, process_set=process_set), strict=True)
     refused = [f"rank {rank}: {why}" for rank, why in reasons if why]
     if refused:
@@ -93,7 +97,8 @@ def broadcast_object(
     Returns:
         On the root the object itself, on the others a copy.
     """
-    return _object_of(obj, _root(root_rank, process_set), name, process_set, None)
+    text = _text_of(obj, root_rank, name, process_set)
+    return obj if _is_root(root_rank, process_set) else _read(text, None)
 
 
 def allgather_object(
@@ -109,40 +114,46 @@ def allgather_object(
     Returns:
         Copies, this rank's too.
     """
-    texts = _gather(_written(obj), name, process_set, -1)
+    texts = _gather(*_written(obj), name, process_set)
     return [_read(text, None) for text in texts]
 
 
-def _object_of(obj: Any, root: int, name: str | None, process_set: ProcessSet, device: str | None) -> Any:
-    is_root = process_set.rank() == root
-    nothing = torch.empty(0, dtype=torch.uint8)
-    texts = _gather(_written(obj) if is_root else nothing, name, process_set, root)
-    return obj if is_root else _read(texts[root], device)
+def _is_root(root_rank: int, process_set: ProcessSet) -> bool:
+    return root_of(root_rank, process_set) == {"root": process_set.rank()}
 
 
-def _gather(text: Tensor, name: str | None, process_set: ProcessSet, root: int) -> list[Tensor]:
+def _text_of(obj: Any, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+    """Return the root's object, written."""
+    said = root_of(root_rank, process_set)
+    text, problem = torch.empty(0, dtype=torch.uint8), said.get("problem", "")
+    if _is_root(root_rank, process_set):
+        text, problem = _written(obj)
+    root: int = said["root"]
+    return _gather(text, problem, name, process_set, root)[root]
+
+
+def _gather(
+    text: Tensor, problem: str, name: str | None, process_set: ProcessSet, root: int = -1
+) -> list[Tensor]:
     """Return every rank's bytes."""
 
     def apart(handle: Handle) -> list[Tensor]:
         return list(handle.results[0].split_with_sizes(handle.sizes))
 
-    texts: list[Tensor] = synchronize(begin(ALLGATHER, [text], name, process_set, finish=apart, root=root))
+    handle = begin(ALLGATHER, [text], name, process_set, finish=apart, problem=problem, root=root)
+    texts: list[Tensor] = synchronize(handle)
     return texts
 
 
-def _written(obj: Any) -> Tensor:
+def _written(obj: Any) -> tuple[Tensor, str]:
+    """Return an object as bytes, and why it cannot be written; empty where it can."""
     file = io.BytesIO()
-    torch.save(obj, file)
-    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+    try:
+        torch.save(obj, file)
+    except Exception as error:  # pickle calls what the object likes
+        return torch.empty(0, dtype=torch.uint8), f"a {type(obj).__name__} cannot be pickled: {error!r}"
+    return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8), ""
 
 
 def _read(text: Tensor, device: str | None) -> Any:
     return torch.load(io.BytesIO(text.numpy().tobytes()), map_location=device, weights_only=False)
-
-
-def _root(root_rank: int, process_set: ProcessSet) -> int:
-    """Return the root's number in the process set."""
-    members = process_set.members()
-    if root_rank not in members:
-        raise ConfigError(f"root_rank must be one of {members}, got {root_rank}")
-    return members.index(root_rank)

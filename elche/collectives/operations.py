@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from elche.collectives import asynchronous, autograd, process_sets
-from elche.collectives.arguments import reduce_op
 from elche.collectives.asynchronous import synchronize
 from elche.collectives.begin import begin
 from elche.collectives.handles import Handle
@@ -74,7 +73,7 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Return what `allreduce` makes of each tensor, all in one operation."""
     tensors = list(tensors)
-    how = (reduce_op(average, op), prescale_factor, postscale_factor)
+    how = (average, op, prescale_factor, postscale_factor)
     results = autograd.apply(autograd.Allreduce, how, name, process_set, *_pack(tensors, compression))
     return _unpack(results, tensors)
 
@@ -220,7 +219,7 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """Return what `reducescatter` makes of each tensor, all in one operation."""
     tensors = list(tensors)
-    how = (reduce_op(None, op), prescale_factor, postscale_factor)
+    how = (op, prescale_factor, postscale_factor)
     results = autograd.apply(autograd.Reducescatter, how, name, process_set, *_pack(tensors, compression))
     return _unpack(results, tensors)
 
@@ -250,7 +249,10 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod has it
 def _pack(tensors: Sequence[Tensor], compression: Compressed | None) -> list[Tensor]:
     wire = None if compression is None else compression.dtype
     return [
-        tensor if wire is None or not tensor.is_floating_point() else tensor.to(wire) for tensor in tensors
+        tensor.to(wire)
+        if wire is not None and isinstance(tensor, Tensor) and tensor.is_floating_point()
+        else tensor
+        for tensor in tensors
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
@@ -174,6 +175,29 @@ def what_one_rank_refuses_is_an_error_everywhere(rank, size):
         assert hvd.allreduce(ones(2), op=hvd.Sum, name=NAME).tolist() == [size, size]
 
 
+def refusals_without_a_name_keep_the_numbering(rank, size):
+    ones, bad = torch.ones, rank == size - 1
+    right, last = hvd.Sum, size if bad else 0
+    lock = threading.Lock()  # pickle cannot write it
+    calls = {
+        "op must be elche": lambda: hvd.allreduce(ones(2), op="sum" if bad else right),
+        "op must be elche.*": lambda: hvd.reducescatter(ones(size), op=3 if bad else right),
+        "supersedes average": lambda: hvd.allreduce_(ones(2), average=False, op=right if bad else None),
+        "factors must be numbers": lambda: hvd.allreduce(ones(2), prescale_factor="two" if bad else 1.0),
+        r"splits must be integers, got \[1.9": lambda: hvd.alltoall(ones(8), [1.9 if bad else 1] * size),
+        r"splits must be integers, got \[True": lambda: hvd.alltoall(ones(8), [True if bad else 1] * size),
+        "splits must be integers, got 'x'": lambda: hvd.alltoall(ones(8), "x" if bad else [1] * size),
+        "root_rank must be one of": lambda: hvd.broadcast_object("x", last),
+        "a lock cannot be pickled": lambda: hvd.allgather_object(lock if bad else 1),
+        "a lock cannot be pickled.*": lambda: hvd.broadcast_object(lock if bad else 1, size - 1),
+        "takes tensors, got a list": lambda: hvd.allgather([1.0] if bad else ones(1)),
+    }
+    for match, call in calls.items():
+        with pytest.raises(ConfigError if bad else OperationMismatchError, match=match):
+            call()
+        assert hvd.allreduce(torch.tensor([rank]), op=hvd.Max).tolist() == [size - 1]
+
+
 def wrong_on_all_ranks_is_an_error_on_all(rank, size):
     with pytest.raises(ValueError, match="root_rank must be one of"):
         hvd.broadcast(torch.ones(2), -1)
@@ -222,6 +246,7 @@ LAWS = [
     different_calls_are_refused_everywhere,
     unnamed_operations_of_different_kinds_are_told_apart,
     what_one_rank_refuses_is_an_error_everywhere,
+    refusals_without_a_name_keep_the_numbering,
     wrong_on_all_ranks_is_an_error_on_all,
     a_name_in_use_is_refused_and_told_to_all,
     a_tensor_that_cannot_be_written_to_fails_alone,

@@ -42,8 +42,19 @@ def parameters_become_those_of_the_root(rank, size):
         model[0].weight.fill_(rank + 0.5)
     hvd.broadcast_parameters(model.named_parameters(), root_rank=size - 1)
     assert model[0].weight.tolist() == [[size - 0.5] * 3] * 4
-    with pytest.raises(ConfigError, match="params must be a state_dict or named_parameters"):
-        hvd.broadcast_parameters(model.parameters(), root_rank=0)
+    bare = [torch.full((2,), float(rank)), torch.full((3,), rank + 0.5)]
+    hvd.broadcast_parameters(bare, root_rank=size - 1)
+    assert [tensor.tolist() for tensor in bare] == [[size - 1.0] * 2, [size - 0.5] * 3]
+
+
+def parameters_that_are_none_leave_nothing_under_way(rank, size):
+    odd = rank == size - 1
+    for _ in range(2):
+        x, y = torch.full((2,), float(rank)), torch.full((3,), float(rank))
+        entries = [("x", x), ("wrong", 3 if odd else torch.ones(1)), ("y", y)]
+        with pytest.raises(ConfigError if odd else OperationMismatchError, match="takes tensors, got a int"):
+            hvd.broadcast_parameters(entries, root_rank=size - 1)
+        assert (x.tolist(), y.tolist()) == ([size - 1.0] * 2, [size - 1.0] * 3)
 
 
 def trained(kind, rank, steps):
@@ -84,6 +95,21 @@ def optimizers_that_do_not_fit_are_named(rank, size):
         MismatchError, match=r"optimizer state of rank 0 does not fit: rank 1: loaded state dict"
     ):
         hvd.broadcast_optimizer_state(torch.optim.SGD(weights, lr=0.1), root_rank=0)
+    assert hvd.allreduce(torch.ones(1)).tolist() == [1.0]
+
+
+def whatever_an_optimizer_raises_is_told_to_all(rank, size):
+    if size == 1:
+        return
+
+    class Stubborn(torch.optim.SGD):
+        def load_state_dict(self, state_dict):
+            raise AttributeError("it takes none")
+
+    kind = Stubborn if rank == 1 else torch.optim.SGD
+    optimizer = kind([nn.Parameter(torch.ones(3))], lr=0.1)
+    with pytest.raises(MismatchError, match=r"of rank 0 does not fit: rank 1: it takes none$"):
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert hvd.allreduce(torch.ones(1)).tolist() == [1.0]
 
 
@@ -165,8 +191,10 @@ def who_has_joined_adds_nothing(rank, size):
 LAWS = [
     objects_travel,
     parameters_become_those_of_the_root,
+    parameters_that_are_none_leave_nothing_under_way,
     optimizer_state_of_every_kind_becomes_that_of_the_root,
     optimizers_that_do_not_fit_are_named,
+    whatever_an_optimizer_raises_is_told_to_all,
     gradients_flow_through_reductions,
     gradients_flow_through_exchanges,
     who_has_joined_adds_nothing,
