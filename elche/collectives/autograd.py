@@ -6,6 +6,7 @@ different order on every rank still meet. Ranks must ask for gradients alike, as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
+def _own(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return results that may be changed in place: autograd refuses that to views among several outputs."""
+    return tuple(result.detach() for result in results)
+
+
 def _how(handle: Handle) -> tuple[ReduceOp, float, float]:
     request = handle.request
     return ReduceOp(request.op), request.prescale, request.postscale
@@ -52,11 +58,11 @@ class Allreduce(torch.autograd.Function):
         """Reduce."""
         average, op, prescale, postscale = how
         handle = grouped_allreduce_async(tensors, average, name, op, prescale, postscale, process_set)
-        results = synchronize(handle)
+        results = _own(synchronize(handle))
         ctx.how, ctx.name, ctx.process_set = _how(handle), handle.request.name, process_set
         if ctx.how[0] in EXTREMES:
             ctx.save_for_backward(*tensors, *results)
-        return tuple(results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -94,10 +100,10 @@ class Allgather(torch.autograd.Function):
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
         """Gather."""
         handle = grouped_allgather_async(tensors, name, process_set)
-        results = synchronize(handle)
+        results = _own(synchronize(handle))
         ctx.name, ctx.process_set = handle.request.name, process_set
         ctx.rows, ctx.starts = [tensor.shape[0] for tensor in tensors], handle.starts
-        return tuple(results)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -121,7 +127,7 @@ class Broadcast(torch.autograd.Function):
         """Broadcast."""
         handle = broadcast_async(tensor, root, name, process_set)
         ctx.root, ctx.name, ctx.process_set = handle.request.root, handle.request.name, process_set
-        return synchronize(handle)
+        return _own([synchronize(handle)])[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -145,9 +151,10 @@ class Alltoall(torch.autograd.Function):
         ctx.name, ctx.process_set, ctx.sizes = handle.request.name, process_set, handle.sizes
         ctx.rows = tensor.shape[0]
         if splits is None:
-            return result
-        ctx.mark_non_differentiable(result[1])
-        return result
+            return _own([result])[0]
+        rows, sizes = _own(result)
+        ctx.mark_non_differentiable(sizes)
+        return rows, sizes
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -172,7 +179,7 @@ class Reducescatter(torch.autograd.Function):
         op, prescale, postscale = how
         handle = grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale)
         ctx.how, ctx.name, ctx.process_set = _how(handle), handle.request.name, process_set
-        return tuple(synchronize(handle))
+        return _own(synchronize(handle))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -18,7 +18,7 @@ from elche.collectives.execution import execute
 from elche.collectives.fusion import batches
 from elche.collectives.handles import Handle
 from elche.collectives.negotiate import Failed, Joined, Negotiation, Ready, Verdict
-from elche.collectives.requests import ADD_SET, JOIN, REMOVE_SET, News, Request
+from elche.collectives.requests import ADD_SET, JOIN_NAME, REMOVE_SET, News, Request
 from elche.collectives.rounds import exchange
 from elche.collectives.stalls import StallWatch
 from elche.comm.base import Comm
@@ -179,7 +179,7 @@ class Channel:
                 if leaving:
                     raise CommError(f"ranks {leaving} of {self._title} have shut down")
                 with self._changed:
-                    self._stalls.after_round(self._submitted, negotiation.missing)
+                    self._stalls.after_round(self._awaited(), negotiation.missing)
         except BaseException as error:
             self._break(error)
             if self._comm is not None:
@@ -205,12 +205,16 @@ class Channel:
     def _take_news(self) -> News:
         with self._changed:
             begun = self._stalls.begun
-            expired = [name for name, since in self._submitted.items() if begun - since > self._deadline]
+            expired = [name for name, since in self._awaited().items() if begun - since > self._deadline]
             news = News(
                 tuple(self._new), tuple(expired), tuple(self._doubled), self._closing_since is not None
             )
             self._new, self._doubled = [], []
             return news
+
+    def _awaited(self) -> dict[str, float]:
+        """Return what this rank waits for, and since when; who has joined waits as long as others work."""
+        return {name: since for name, since in self._submitted.items() if name != JOIN_NAME}
 
     def _settle(self, comm: Comm, verdicts: Sequence[Verdict]) -> None:
         """Do what is ready, let fail what is refused."""
@@ -243,7 +247,7 @@ class Channel:
     def _end_join(self, last: int) -> None:
         with self._changed:
             self._number, self._num_joins = 0, self._num_joins + 1
-        for handle in self._take([JOIN]).values():
+        for handle in self._take([JOIN_NAME]).values():
             handle.last = last
             handle.succeed()
 

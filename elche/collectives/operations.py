@@ -14,7 +14,7 @@ from elche.collectives.begin import begin
 from elche.collectives.handles import Handle
 from elche.collectives.ops import ReduceOp
 from elche.collectives.process_sets import ProcessSet, global_process_set
-from elche.collectives.requests import BARRIER, JOIN, Request
+from elche.collectives.requests import BARRIER, JOIN, JOIN_NAME, Request
 
 
 class Compressed(Protocol):
@@ -241,7 +241,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 - Horovod has it
     Returns:
         The rank that joined last.
     """
-    handle = process_sets.current().everybody.submit(Handle(Request(JOIN, JOIN)))
+    handle = process_sets.current().everybody.submit(Handle(Request(JOIN, JOIN_NAME)))
     synchronize(handle)
     return handle.last
 

@@ -9,6 +9,7 @@ Shape = tuple[int, ...]
 
 ALLREDUCE, ALLGATHER, BROADCAST = "allreduce", "allgather", "broadcast"
 ALLTOALL, REDUCESCATTER, BARRIER, JOIN = "alltoall", "reducescatter", "barrier", "join"
+JOIN_NAME = "<join>"  # which no tensor is likely to have
 ADD_SET, REMOVE_SET = "add_process_set", "remove_process_set"
 
 

@@ -32,4 +32,34 @@ def generators_of_tensors_are_taken(rank, size):
     assert [one.tolist() for one in gathered] == [[*range(size)]] * 2
 
 
-LAWS = [tensors_of_inference_mode_are_written_in_place, generators_of_tensors_are_taken]
+def results_may_be_changed_in_place(rank, size):
+    calls = {
+        "allreduce": (lambda x: hvd.allreduce(x, op=hvd.Sum), 2.0 * size),
+        "grouped": (lambda x: hvd.grouped_allreduce([x, x * 1], op=hvd.Sum)[0], 2.0 * size),
+        "allgather": (hvd.allgather, 2.0 * size),
+        "broadcast": (
+            lambda x: hvd.broadcast(x, rank if size == 1 else 1),
+            2.0 * size * (rank == (size > 1)),
+        ),
+        "alltoall": (hvd.alltoall, 2.0),
+        "alltoall with splits": (lambda x: hvd.alltoall(x, [1] * size)[0], 2.0),
+        "reducescatter": (lambda x: hvd.reducescatter(x, op=hvd.Sum), 2.0),
+    }
+    for what, (call, expected) in calls.items():
+        x = torch.ones(size, requires_grad=True)
+        call(x).mul_(2).sum().backward()
+        assert x.grad.tolist() == [expected] * size, what
+
+
+def a_tensor_may_be_called_join(rank, size):
+    handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="join")
+    assert hvd.join() in range(size)
+    assert hvd.synchronize(handle).tolist() == [size, size]
+
+
+LAWS = [
+    tensors_of_inference_mode_are_written_in_place,
+    generators_of_tensors_are_taken,
+    results_may_be_changed_in_place,
+    a_tensor_may_be_called_join,
+]

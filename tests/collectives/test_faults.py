@@ -11,6 +11,8 @@ import torch
 
 import elche as hvd
 from elche import world
+from elche.collectives import channel
+from elche.collectives.rounds import exchange
 from elche.comm import memory
 from elche.comm.memory_rendezvous import run_elastic
 from elche.errors import NotInitializedError
@@ -78,6 +80,26 @@ def test_a_rank_that_shuts_down_ends_what_waits_for_it():
             hvd.allreduce(torch.ones(1), name="second")
 
     ranks(3, script)
+
+
+def test_who_has_joined_waits_as_long_as_others_work(tight, capfd, monkeypatch):
+    expired = []
+
+    def told(comm, news):
+        expired.extend(news.expired)
+        return exchange(comm, news)
+
+    monkeypatch.setattr(channel, "exchange", told)
+
+    def script(rank):
+        until = time.monotonic() + 0.6  # longer than the deadline
+        while rank == 1 and time.monotonic() < until:
+            hvd.allreduce(torch.ones(1))
+        return hvd.join()
+
+    assert ranks(2, script) == [1, 1]
+    assert expired == []
+    assert "join" not in capfd.readouterr().err
 
 
 def test_what_is_outstanding_at_shutdown_fails():
