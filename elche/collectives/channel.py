@@ -22,12 +22,7 @@ from elche.collectives.requests import ADD_SET, JOIN_NAME, REMOVE_SET, News, Req
 from elche.collectives.rounds import exchange
 from elche.collectives.stalls import StallWatch
 from elche.comm.base import Comm
-from elche.errors import (
-    CommError,
-    DuplicateNameError,
-    HorovodInternalError,
-    OperationMismatchError,
-)
+from elche.errors import CommError, DuplicateNameError, HorovodInternalError, OperationMismatchError
 
 LINGER_SECONDS = 1e-3  # what begins in this time goes in one round, unless somebody waits already
 REST_SECONDS, LONGEST_REST_SECONDS = 0.5e-3, 5e-3
@@ -156,6 +151,8 @@ class Channel:
         if self._thread is not None:
             self._thread.join(2 * LEAVE_SECONDS)
         self._break(HorovodInternalError("elche.shutdown() was called"))
+        if self._thread is None and self._comm is not None:  # else its thread closes it
+            self._comm.close()
 
     def connect(self) -> Comm:
         """Make the communicator, if it is not made yet; not in two threads at once."""

@@ -123,7 +123,10 @@ def _all_reduce(comm: Comm, batch: Sequence[Ready], handles: Mapping[str, Handle
         for alike in [[place] for place in some] if how.op is ReduceOp.ADASUM else [some]:
             summed = _reduced(comm, [own[number][i] for number, i in alike], how)
             for (number, i), result in zip(alike, summed, strict=True):
-                results[number][i] = result
+                handle = handles.get(batch[number].name)
+                is_kept = len(alike) > 1 and handle is not None and handle.makes_new
+                # a result of 16 bytes would hold the memory of the whole batch
+                results[number][i] = result.clone() if is_kept else result
     _give(batch, handles, results)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from elche import world as worlds
@@ -72,6 +73,9 @@ def _everybody() -> ProcessSet:
 global_process_set = _everybody()
 
 
+_making = threading.Lock()  # of a world's operations, which several threads of a script may begin
+
+
 class Operations:
     """The process sets of a world while its ranks stay the same, each with a channel.
 
@@ -116,9 +120,10 @@ class Operations:
 
     def close(self) -> None:
         """Let what is outstanding fail, and tell the other ranks that this one leaves."""
-        for channel in self._channels.values():
+        for channel in list(self._channels.values()):
             channel.begin_close()
-        for channel in self._channels.values():
+        self.everybody.close()  # its thread adds and removes the others
+        for channel in list(self._channels.values()):
             channel.close()
 
     def _channel(self, ranks: list[int], title: str) -> Channel:
@@ -156,14 +161,15 @@ def current() -> Operations:
         HorovodInternalError: this process is outside of the group.
     """
     world = worlds.current()
-    known = world.operations
-    if isinstance(known, Operations) and known.comm is world.comm:
-        return known
-    if not world.inside:
-        raise HorovodInternalError("this process is not among the ranks, which go on without it")
+    with _making:
+        known = world.operations
+        if isinstance(known, Operations) and known.comm is world.comm:
+            return known
+        if not world.inside:
+            raise HorovodInternalError("this process is not among the ranks, which go on without it")
+        world.operations = made = Operations(world)
     if known is not None:
         known.close()
-    world.operations = made = Operations(world)
     return made
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 
 import elche as hvd
-from elche.errors import ConfigError, OperationMismatchError
+from elche import world as worlds
+from elche.collectives import process_sets
+from elche.comm.mpi import MpiComm
+from elche.errors import CommError, ConfigError, OperationMismatchError
 
 
 def sets_have_operations_of_their_own(rank, size):
@@ -72,6 +77,27 @@ def wrong_sets_are_refused_everywhere(rank, size):
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).tolist() == [size]
 
 
+def a_removed_set_closes_its_communicator(rank, size):
+    if size == 1:
+        return
+    first = hvd.add_process_set([0])
+    comm = process_sets.current().channel(first).connect() if rank == 0 else None
+    assert hvd.remove_process_set(first) is True  # before any operation
+    if comm is not None:
+        with pytest.raises(CommError, match="it was closed"):
+            comm.agree(True)
+
+
+def an_mpi_without_threads_is_refused_by_name(rank, size):
+    comm = worlds.current().comm
+    if isinstance(comm, MpiComm):
+        with (
+            mock.patch("elche.comm.mpi.has_threads", return_value=False),
+            pytest.raises(CommError, match="'some' needs an MPI with MPI_THREAD_MULTIPLE"),
+        ):
+            comm.beside(range(size), "some", deadline_seconds=1.0)
+
+
 def the_launch_is_described(rank, size):
     assert hvd.is_homogeneous() is True
     assert hvd.mpi_built() is True
@@ -81,4 +107,10 @@ def the_launch_is_described(rank, size):
     assert hvd.nccl_built() == 0 or torch.cuda.is_available()
 
 
-LAWS = [sets_have_operations_of_their_own, wrong_sets_are_refused_everywhere, the_launch_is_described]
+LAWS = [
+    sets_have_operations_of_their_own,
+    wrong_sets_are_refused_everywhere,
+    a_removed_set_closes_its_communicator,
+    an_mpi_without_threads_is_refused_by_name,
+    the_launch_is_described,
+]

@@ -51,6 +51,14 @@ def results_may_be_changed_in_place(rank, size):
         assert x.grad.tolist() == [expected] * size, what
 
 
+def results_hold_no_memory_of_others(rank, size):
+    handles = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum, name=f"small {i}") for i in range(50)]
+    results = [hvd.synchronize(handle) for handle in handles]
+    results += hvd.grouped_allreduce([torch.ones(4), torch.ones(9)], op=hvd.Sum)
+    assert [result.untyped_storage().nbytes() for result in results] == [16] * 51 + [36]
+    assert {value for result in results for value in result.tolist()} == {size}
+
+
 def a_tensor_may_be_called_join(rank, size):
     handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum, name="join")
     assert hvd.join() in range(size)
@@ -61,5 +69,6 @@ LAWS = [
     tensors_of_inference_mode_are_written_in_place,
     generators_of_tensors_are_taken,
     results_may_be_changed_in_place,
+    results_hold_no_memory_of_others,
     a_tensor_may_be_called_join,
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import threading
 import time
+from contextlib import suppress
+from contextvars import copy_context
 
 import pytest
 import torch
 
 import elche as hvd
 from elche import world
-from elche.collectives import channel
+from elche.collectives import channel, process_sets
 from elche.collectives.rounds import exchange
 from elche.comm import memory
 from elche.comm.memory_rendezvous import run_elastic
@@ -126,6 +128,32 @@ def test_what_waits_for_a_refusal_to_be_told_fails_at_shutdown_too():
             hvd.synchronize(handle)
 
     ranks(2, script)
+
+
+def test_threads_that_begin_together_have_the_same_operations(monkeypatch):
+    both, made = threading.Barrier(2), []
+
+    class Met(process_sets.Operations):
+        def __init__(self, world):
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)  # in vain, if the other thread waits for this one
+            super().__init__(world)
+
+    monkeypatch.setattr(process_sets, "Operations", Met)
+
+    def script(_):
+        threads = [
+            threading.Thread(target=copy_context().run, args=(lambda: made.append(process_sets.current()),))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+
+    ranks(1, script)
+    assert len(made) == 2
+    assert made[0] is made[1]
 
 
 def test_who_has_nothing_outstanding_costs_nothing():
