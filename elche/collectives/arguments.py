@@ -39,7 +39,7 @@ def factors(prescale: Any, postscale: Any) -> tuple[tuple[float, float], str]:
     """Return the factors before and after a reduction, and what is wrong with them; empty: nothing."""
     try:
         told = float(prescale), float(postscale)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return (1.0, 1.0), f"prescale and postscale factors must be numbers, got {prescale!r}, {postscale!r}"
     if not all(map(isfinite, told)):
         return told, f"prescale and postscale factors must be finite, got {told[0]}, {told[1]}"
@@ -68,10 +68,8 @@ def split_rows(tensor: Tensor, splits: Any, size: int) -> tuple[tuple[int, ...],
             return (), f"splits must be a one-dimensional tensor of integers, got {splits.dtype} {shape}"
         splits = splits.tolist()
     try:
-        told = tuple(index(split) for split in splits)
+        told = tuple(_whole(split) for split in splits)
     except TypeError:
-        return (), f"splits must be integers, got {splits!r}"
-    if any(isinstance(split, bool) for split in splits):
         return (), f"splits must be integers, got {splits!r}"
     if len(told) != size:
         return (), f"splits must have one entry for each of {size} ranks, got {list(told)}"
@@ -83,6 +81,12 @@ def split_rows(tensor: Tensor, splits: Any, size: int) -> tuple[tuple[int, ...],
             f"sum of splits entries is greater than the tensor's first dimension, {rows}: {list(told)}",
         )
     return told, ""
+
+
+def _whole(split: Any) -> int:
+    if isinstance(split, bool):  # whose index is 0 or 1
+        raise TypeError
+    return index(split)
 
 
 def problem_of(request: Request, tensors: Sequence[Tensor]) -> str:
@@ -97,7 +101,7 @@ def problem_of(request: Request, tensors: Sequence[Tensor]) -> str:
     """
     strange = [type(tensor).__name__ for tensor in tensors if not isinstance(tensor, Tensor)]
     if strange:
-        return f"{request.kind} takes tensors, got a {strange[0]}"
+        return f"{request.kind} takes tensors, got {strange[0]}"
     unknown = [str(tensor.dtype) for tensor in tensors if tensor.dtype not in DTYPES]
     if unknown:
         return f"data type must be one of {', '.join(DTYPES.values())}, got {unknown[0]}"

@@ -16,7 +16,6 @@ from elche.collectives.requests import Request
 from elche.errors import ConfigError
 
 
-# A call that is wrong takes its name, too: else what has no name would meet another rank's previous one.
 def begin(
     kind: str,
     tensors: Sequence[Tensor],
@@ -51,6 +50,7 @@ def begin(
     known = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
     dtypes = tuple(DTYPES.get(tensor.dtype, str(tensor.dtype)) for tensor in known)
     shapes = tuple(tuple(tensor.shape) for tensor in known)
+    # What is refused takes a name, too: else this rank's next number would be another rank's previous one.
     request = Request(kind, channel.name(name), dtypes, shapes, **said)
     problem = problem or problem_of(request, tensors)
     if problem:

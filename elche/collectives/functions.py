@@ -96,6 +96,10 @@ def broadcast_object(
 
     Returns:
         On the root the object itself, on the others a copy.
+
+    Raises:
+        ConfigError: pickle cannot write it, or `root_rank` is none of the ranks.
+        HorovodInternalError: so it is on another rank, or one was lost.
     """
     text = _text_of(obj, root_rank, name, process_set)
     return obj if _is_root(root_rank, process_set) else _read(text, None)
@@ -113,6 +117,10 @@ def allgather_object(
 
     Returns:
         Copies, this rank's too.
+
+    Raises:
+        ConfigError: pickle cannot write it.
+        HorovodInternalError: so it is on another rank, or one was lost.
     """
     texts = _gather(*_written(obj), name, process_set)
     return [_read(text, None) for text in texts]
@@ -151,7 +159,7 @@ def _written(obj: Any) -> tuple[Tensor, str]:
     try:
         torch.save(obj, file)
     except Exception as error:  # pickle calls what the object likes
-        return torch.empty(0, dtype=torch.uint8), f"a {type(obj).__name__} cannot be pickled: {error!r}"
+        return torch.empty(0, dtype=torch.uint8), f"{type(obj).__name__} cannot be pickled: {error!r}"
     return torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8), ""
 
 

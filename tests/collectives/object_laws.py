@@ -52,7 +52,7 @@ def parameters_that_are_none_leave_nothing_under_way(rank, size):
     for _ in range(2):
         x, y = torch.full((2,), float(rank)), torch.full((3,), float(rank))
         entries = [("x", x), ("wrong", 3 if odd else torch.ones(1)), ("y", y)]
-        with pytest.raises(ConfigError if odd else OperationMismatchError, match="takes tensors, got a int"):
+        with pytest.raises(ConfigError if odd else OperationMismatchError, match="takes tensors, got int"):
             hvd.broadcast_parameters(entries, root_rank=size - 1)
         assert (x.tolist(), y.tolist()) == ([size - 1.0] * 2, [size - 1.0] * 3)
 
