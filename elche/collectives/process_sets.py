@@ -11,6 +11,7 @@ from elche.collectives.handles import Handle
 from elche.collectives.negotiate import Ready
 from elche.collectives.requests import ADD_SET, REMOVE_SET, Request
 from elche.comm.base import Comm
+from elche.comm.mpi_start import has_threads
 from elche.errors import ConfigError, HorovodInternalError
 from elche.world import World
 
@@ -92,7 +93,14 @@ class Operations:
 
         Args:
             world: whose ranks they are.
+
+        Raises:
+            HorovodInternalError: its MPI takes calls of one thread only.
         """
+        if world.backend == "mpi" and not has_threads():
+            raise HorovodInternalError(
+                "operations need an MPI with MPI_THREAD_MULTIPLE, which this one, or mpi4py.rc, does not give"
+            )
         self.comm = world.comm
         self._deadline = world.environment.stall_seconds or world.comm.deadline_seconds
         self.everybody = self._channel(list(range(self.comm.size)), "all ranks")

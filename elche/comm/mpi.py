@@ -25,7 +25,7 @@ from elche.comm.base import (
     require_seconds,
 )
 from elche.comm.mpi_beside import Attendance, Spare
-from elche.comm.mpi_start import has_threads, start_mpi
+from elche.comm.mpi_start import start_mpi
 from elche.comm.neighbours import Neighbours
 from elche.comm.polling import SPIN_SECONDS, Poller
 from elche.errors import CommError, DeadlineError
@@ -177,10 +177,6 @@ class MpiComm:
     def beside(self, ranks: Sequence[int], name: str, *, deadline_seconds: float) -> MpiComm:
         """Return another communicator of these ranks, in this order; they all call it, a name once."""
         members = require_members(self.rank, ranks, self.size)
-        if not has_threads():
-            raise CommError(
-                f"communicator {name!r} needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks"
-            )
         if self._spare is None:
             raise CommError(f"no communicator is made beside one that is itself beside another, nor {name!r}")
         try:

@@ -10,7 +10,6 @@ import torch
 import elche as hvd
 from elche import world as worlds
 from elche.collectives import process_sets
-from elche.comm.mpi import MpiComm
 from elche.errors import CommError, ConfigError, OperationMismatchError
 
 
@@ -89,13 +88,12 @@ def a_removed_set_closes_its_communicator(rank, size):
 
 
 def an_mpi_without_threads_is_refused_by_name(rank, size):
-    comm = worlds.current().comm
-    if isinstance(comm, MpiComm):
+    if worlds.current().backend == "mpi":
         with (
-            mock.patch("elche.comm.mpi.has_threads", return_value=False),
-            pytest.raises(CommError, match="'some' needs an MPI with MPI_THREAD_MULTIPLE"),
+            mock.patch("elche.collectives.process_sets.has_threads", return_value=False),
+            pytest.raises(hvd.HorovodInternalError, match="operations need an MPI with MPI_THREAD_MULTIPLE"),
         ):
-            comm.beside(range(size), "some", deadline_seconds=1.0)
+            process_sets.Operations(worlds.current())
 
 
 def the_launch_is_described(rank, size):
