@@ -46,7 +46,8 @@ def work(args: argparse.Namespace) -> None:
     repeats = [measure(**times) for times in harness.alternate(methods, args.repeats)]
     spent = time_verbs()
     meet(ranks, *elche_window(args.windows), 2 * args.windows)
-    medians = ranks.allgather({verb: statistics.median(times) for verb, times in spent.items()})
+    typical = {verb: statistics.median(times) if times else 0.0 for verb, times in spent.items()}
+    medians = ranks.allgather(typical)  # 0: a verb that this window has no use for
     if ranks.rank == 0:
         verbs = {verb: statistics.mean(one[verb] for one in medians) for verb in VERBS}
         harness.hand_back({"ranks": ranks.size, "windows": args.windows, "repeats": repeats, "verbs": verbs})
