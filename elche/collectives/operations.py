@@ -57,8 +57,7 @@ def allreduce(
         HorovodInternalError: a rank was lost, or did not come in time.
     """
     scales = prescale_factor, postscale_factor
-    how = (None, average, name, compression, op, *scales, process_set)
-    return grouped_allreduce([tensor], *how[1:])[0]
+    return grouped_allreduce([tensor], average, name, compression, op, *scales, process_set)[0]
 
 
 def grouped_allreduce(

@@ -85,12 +85,11 @@ class SharedReducer(Plain):
             name: not used before with these ranks.
         """
         self._comm, self._home, self._name = comm, home, name
-        self._near = [rank for rank, host in enumerate(comm.hosts) if host == comm.hosts[comm.rank]]
+        self._near = _ranks_of(comm, comm.hosts[comm.rank])
         self._place = self._near.index(comm.rank)
         self._over_hosts: Comm | None = None
-        self._parts: list[
-            tuple[Tensor, Tensor]
-        ] = []  # this rank's, of each bucket: this host's sum, all hosts'
+        self._near_sums: list[Buffer] = []  # this rank's part of each bucket, summed over this host
+        self._sums: list[Buffer] = []  # and over all hosts
         self._chunks: list[tuple[Tensor, list[Tensor]]] = []  # of this host's sum, and of what each rank has
 
     def connect(self) -> str | None:
@@ -133,8 +132,7 @@ class SharedReducer(Plain):
             for own_n in others[1:]:
                 sum_n.add_(own_n)
         if self._over_hosts is not None:
-            own, total = ([part_n.numpy() for part_n in parts] for parts in zip(*self._parts, strict=True))
-            self._over_hosts.all_reduce(own, total)
+            self._over_hosts.all_reduce(self._near_sums, self._sums)
         # Nobody returns from either before everybody has come.
         if sends:
             self._comm.all_reduce(sends, sums)
@@ -150,7 +148,7 @@ class SharedReducer(Plain):
         """Let the sum be this rank's own again."""
         for bucket in self._home.buckets:
             bucket.place_sum(torch.zeros_like(bucket.own_n), is_shared=False)
-        self._chunks, self._parts = [], []
+        self._chunks, self._near_sums, self._sums = [], [], []
         self.close()
 
     def close(self) -> None:
@@ -178,7 +176,8 @@ class SharedReducer(Plain):
             mine = _part(sum_n, self._place, len(self._near))
             total_n = sum_n[mine]
             near_n = total_n if is_sole_host else torch.empty_like(total_n)
-            self._parts.append((near_n, total_n))
+            self._near_sums.append(near_n.numpy())
+            self._sums.append(total_n.numpy())
             parts = [own_n[mine] for own_n in owns_wn]
             self._chunks += [
                 (near_n[chunk], [part_n[chunk] for part_n in parts]) for chunk in _chunks(near_n)
@@ -186,11 +185,9 @@ class SharedReducer(Plain):
 
     def _reach_hosts(self) -> None:
         """Make the communicator of the ranks that have this one's place on their hosts."""
-        hosts = self._comm.hosts
-        if len(set(hosts)) > 1:
-            peers = [
-                [r for r, at in enumerate(hosts) if at == host][self._place] for host in dict.fromkeys(hosts)
-            ]
+        hosts = dict.fromkeys(self._comm.hosts)
+        if len(hosts) > 1:
+            peers = [_ranks_of(self._comm, host)[self._place] for host in hosts]
             limit = self._comm.deadline_seconds
             self._over_hosts = self._comm.beside(peers, f"{self._name}-{self._place}", deadline_seconds=limit)
 
@@ -206,6 +203,10 @@ def can_share(comm: Comm) -> bool:
     """
     counts = {comm.hosts.count(host) for host in comm.hosts}
     return len(counts) == 1 and counts != {1}
+
+
+def _ranks_of(comm: Comm, host: int) -> list[int]:
+    return [rank for rank, at in enumerate(comm.hosts) if at == host]
 
 
 def _attached(tickets: Sequence[Sequence[Sequence[object]]]) -> tuple[list[Segment], str]:
